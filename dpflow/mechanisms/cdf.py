@@ -63,6 +63,7 @@ from dpflow.core.contract.results import (
     Result,
     Row,
     ValueRange,
+    bound_labels,
 )
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
@@ -444,7 +445,8 @@ def _quantile_rows(distribution: Distribution, p: Fraction, counted: str) -> lis
         remark = NO_RANK
     else:
         remark = NO_INFORMATION if ends == (None, None) else ONLY_A_BOUND
-    rows = [Row("", f"quantile {p}", estimate.value, remark=remark)]
-    for end, value in (("at least", estimate.low), ("at most", estimate.high)):
-        rows.append(Row("", f"quantile {p} {end}", value, remark=NO_END if value is None else ""))
+    label = f"quantile {p}"
+    rows = [Row("", label, estimate.value, None, remark, estimate.only_a_bound)]
+    for bound, value in zip(bound_labels(label), ends):
+        rows.append(Row("", bound, value, remark=NO_END if value is None else ""))
     return rows

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import duckdb
+import pandas
 import pytest
 from sql_world import EXACT, close
 
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.core.contract.results import NO_INFORMATION, NO_RANK
 from dpflow.errors import DpflowError, SqlRefused
 
 if TYPE_CHECKING:
     from sql_world import World
 
+#: What stands beside a quantile that has bounds.
+ENDS = ("", "_at_least", "_at_most", "_only_a_bound")
 QUERIES = [
     "SELECT city, COUNT(*) AS n, SUM(age) AS s FROM visits WHERE city IS NOT NULL GROUP BY city ORDER BY city",
     "SELECT city, COUNT(age) AS n, AVG(age) AS a FROM visits WHERE age > 10 OR cost IS NULL GROUP BY city ORDER BY 1",
@@ -266,6 +272,33 @@ def test_quantiles_take_the_one_door(fresh: World) -> None:
     assert answer.rows == [(None, None)] and NO_INFORMATION in answer.notes
     with pytest.raises(DpflowError, match="not taken by group"):
         fresh.ask("SELECT city, MAX(age) FROM visits GROUP BY city", epsilon=1)
+
+
+def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
+    """Ends of a quantile's interval stand beside it, with a mark where they are all that is known: in frames,
+    files, over the wire and from storage.
+    """
+    fresh.table = fresh.declare(columns={"age": {}})
+    text = "SELECT MEDIAN(age) AS m, QUANTILE_CONT(age, 0.97) AS q FROM visits"
+    seen = set()
+    for epsilon in ("0.001", "0.003", "0.01", "0.03", "1"):
+        answer = fresh.ask(text, epsilon=epsilon)
+        assert SqlAnswer.from_wire(json.loads(json.dumps(answer.to_wire()))) == answer
+        assert fresh.ask(text, epsilon=epsilon).values == answer.values
+        frame = answer.to_pandas(intervals=True).iloc[0].to_dict()
+        assert list(frame) == [f"{n}{end}" for n in "mq" for end in ENDS]
+        answer.write(tmp_path / "answer.parquet")
+        written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
+        assert [*map(str, written.types)][3::4] == ["BOOLEAN"] * 2
+        heads, _ = answer.list_printed()
+        assert sum(head.endswith("95 % bounds") for head in heads) == 2
+        for name in "mq":
+            value, low, high, mark = (
+                None if pandas.isna(cell) else cell for cell in (frame[name + end] for end in ENDS)
+            )
+            assert mark is (value is None and (low, high) != (None, None))
+            seen.add((mark, value is None))
+    assert {(True, True), (False, False)} <= seen
 
 
 def test_a_number_that_is_not_supported_is_null(world: World) -> None:

@@ -281,6 +281,8 @@ def test_a_quantile_is_a_number_only_where_both_sides_are_bounded(law: str) -> N
         for _ in range(3):
             rows = draw(values, epsilon=epsilon, quantiles=["1/10", "1/2", "9/10"]).rows[:9]
             for estimate, low, high in zip(rows[::3], rows[1::3], rows[2::3], strict=True):
+                has_bound = (low.value, high.value) != (None, None)
+                assert estimate.only_a_bound is (estimate.value is None and has_bound)
                 if None in (low.value, high.value):
                     assert estimate.value is None and estimate.remark in (
                         cdf.ONLY_A_BOUND,

@@ -13,11 +13,12 @@ from dpflow.analyst_sql.answer.sql_answer import (
     Origin,
     Released,
     SqlAnswer,
+    write_text,
 )
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals, find_ranges
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate
-from dpflow.analyst_sql.releases.cells import Cells
+from dpflow.analyst_sql.releases.cells import Cells, Number
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
 from dpflow.core.contract.results import NO_VALUE, ValueRange
@@ -68,15 +69,22 @@ def compute_answer(
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
         limits = ranges[position] if result.rows else []
         cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
-        if one.together == 1 and (aggregate := query.find_number(position)) in (totals or {}):
-            assert totals is not None and aggregate is not None
-            ends = totals[aggregate]
+        statistic = query.find_number(position)
+        if one.together == 1 and statistic in (totals or {}):
+            assert totals is not None and statistic is not None
+            ends = totals[statistic]
             cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
+        quantile = _find_bounded(statistic, cells)
+        if quantile is not None:
+            cells_of = [_add_bounds(cell, quantile, kind) for cell in cells_of]
         clipped = sum(cell.clipped for cell in cells_of)
         has_total = any(cell.total is not None for cell in cells_of)
         total: IntervalKind = "stated" if has_total else "no interval" if one.noisy else "exact"
         name = _number_name(columns, name)
-        columns.append(AnswerColumn(name, kind, one.confidence, interval, clipped, total))
+        is_bounded = quantile is not None
+        columns.append(
+            AnswerColumn(name, kind, one.confidence, interval, clipped, total, is_bounded)
+        )
         computed.append(cells_of)
     marked = [
         f"{column.name}: at least {column.confidence} % noise interval"
@@ -122,6 +130,26 @@ def _add_total(cell: Released, ends: TermTotal | MeanTotal, limits: ValueRange) 
         return cell
     low, high = ends.find_span(value, (span[1] - span[0]) / 2)
     return replace(cell, total=(limits.clip(float(low)), limits.clip(float(high))))
+
+
+def _find_bounded(
+    statistic: tuple[SelectQuery, SqlAggregate] | None, cells: Callable[[SelectQuery], Cells]
+) -> Number | None:
+    """The released quantile that a column is, where its release states bounds of it; such releases have
+    no groups.
+    """
+    if statistic is None or statistic[0].groups:
+        return None
+    number = cells(statistic[0]).get((), {}).get(statistic[1])
+    return None if number is None or number.bounds is None else number
+
+
+def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
+    """A value with the bounds of the released quantile that it is, in the type of its column."""
+    writers: Mapping[str, Callable[[Any], Any]] = {"VARCHAR": write_text, "DOUBLE": float}
+    write = writers.get(kind, int)
+    low, high = (None if end is None else write(end) for end in quantile.bounds or (None, None))
+    return replace(cell, bounds=(low, high), only_a_bound=quantile.only_a_bound)
 
 
 def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:

@@ -30,7 +30,9 @@ class Released:
 
     ``noisy``: it, or the choice of its row, depends on noise. ``clipped``: value or interval reached
     outside the range. ``raw_value`` and ``raw_span``: both as they were computed, for sums over rows.
-    ``total``: the 95 % total interval, of noise and truncation, where it is known.
+    ``total``: the 95 % total interval, of noise and truncation, where it is known. ``bounds``: of a quantile
+    whose release states them, the values between which it lies, None where nothing bounds it.
+    ``only_a_bound``: it has no value, and a bound.
     """
 
     value: Any
@@ -41,6 +43,8 @@ class Released:
     raw_value: Any = None
     raw_span: tuple[float, float] | None = None
     total: tuple[float, float] | None = None
+    bounds: tuple[Any, Any] | None = None
+    only_a_bound: bool = False
 
 
 #: What is said of a column's noise: it has none, intervals hold it, or no sound rule covers it.
@@ -58,6 +62,7 @@ class AnswerColumn:
         interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
         clipped: how many values, or intervals, reached outside their public range.
         total: the same as ``interval``, of noise and truncation together.
+        bounded: its values are quantiles with bounds, all of which hold with 95 % together.
     """
 
     name: str
@@ -66,6 +71,7 @@ class AnswerColumn:
     interval: IntervalKind = "exact"
     clipped: int = 0
     total: IntervalKind = "exact"
+    bounded: bool = False
 
 
 @dataclass(frozen=True)
@@ -134,7 +140,8 @@ class SqlAnswer:
     ) -> list[tuple[str, str, list[Any]]]:
         """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
         column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
-        ``_raw_value`` beside these.
+        ``_raw_value`` beside these; beside quantiles with bounds ``_at_least``, ``_at_most``, and
+        ``_only_a_bound`` where a bound stands in place of a value.
         """
         return [column[:3] for column in self._list_columns(intervals, raw)]
 
@@ -154,6 +161,12 @@ class SqlAnswer:
                 values = list(map(_as_float, values))
             held = 100 if column.interval == "exact" else column.confidence or 0
             yield column.name, column.kind, values, held
+            if intervals and column.bounded:
+                bounds = [cell.bounds or (None, None) for cell in cells]
+                yield f"{column.name}_at_least", column.kind, [low for low, _ in bounds], 0
+                yield f"{column.name}_at_most", column.kind, [high for _, high in bounds], 0
+                marks = [cell.only_a_bound for cell in cells]
+                yield f"{column.name}_only_a_bound", "BOOLEAN", marks, 0
             if not intervals or column.confidence is None:
                 continue
             beside = {
@@ -175,6 +188,9 @@ class SqlAnswer:
             cells = [row[position] for row in self.values]
             heads.append(column.name)
             columns.append([print_number(cell.value, cell.low, cell.high) for cell in cells])
+            if intervals and column.bounded:
+                heads.append(f"{column.name}: 95 % bounds")
+                columns.append([_print_bounds(cell.bounds) for cell in cells])
             if not intervals or column.confidence is None:
                 continue
             heads.append(f"{column.name}: {column.confidence} % noise interval")
@@ -238,6 +254,7 @@ class SqlAnswer:
                     "total": one.total,
                     "confidence": one.confidence,
                     "clipped": one.clipped,
+                    "bounded": one.bounded,
                 }
                 for one in self.columns
             ],
@@ -336,6 +353,15 @@ class SqlAnswer:
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
 
 
+def _print_bounds(bounds: tuple[Any, Any] | None) -> str:
+    """The values between which a quantile lies; empty where nothing bounds it."""
+    low, high = bounds or (None, None)
+    if None not in (low, high):
+        return f"{write_text(low)} to {write_text(high)}"
+    ends = (("at least", low), ("at most", high))
+    return "".join(f"{word} {write_text(end)}" for word, end in ends if end is not None)
+
+
 def _as_float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
@@ -361,18 +387,22 @@ def write_text(value: Any) -> str:
 def _cell_to_wire(cell: Released) -> list[Any]:
     """Its fields as JSON: times and infinities are texts, which the column's type tells apart."""
     values = [cell.value, cell.low, cell.high, cell.noisy, cell.clipped, cell.raw_value]
-    return finite_json([*map(_json_value, values), cell.raw_span, cell.total])  # type: ignore[no-any-return]
+    bounds = None if cell.bounds is None else [*map(_json_value, cell.bounds)]
+    return finite_json(  # type: ignore[no-any-return]
+        [*map(_json_value, values), cell.raw_span, cell.total, bounds, cell.only_a_bound]
+    )
 
 
 def _cell_from_wire(kind: str, cell: Sequence[Any]) -> Released:
-    value, low, high, noisy, clipped, raw_value, raw_span, total = cell
-    if kind in _READERS:
-        value, raw_value = (
-            one if one is None else _READERS[kind](one) for one in (value, raw_value)
-        )
+    value, low, high, noisy, clipped, raw_value, raw_span, total, bounds, only_a_bound = cell
+    read = _READERS.get(kind, lambda one: one)
+    value, raw_value, at_least, at_most = (
+        one if one is None else read(one) for one in (value, raw_value, *(bounds or (None, None)))
+    )
+    span, total = (one and tuple(map(_read_number, one)) for one in (raw_span, total))
+    ends = (at_least, at_most) if bounds else None
     low, high = _read_number(low), _read_number(high)
-    spans = (span if span is None else tuple(map(_read_number, span)) for span in (raw_span, total))
-    return Released(value, low, high, noisy, clipped, raw_value, *spans)
+    return Released(value, low, high, noisy, clipped, raw_value, span, total, ends, only_a_bound)
 
 
 def _read_number(value: Any) -> Any:

@@ -188,7 +188,7 @@ def _make_table(
         keys.append((key_column(n), kind, values))
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
     kinds = [
-        find_kind([number.value for number in column]) or expect_kind(one, release.table)
+        find_kind(_list_values(column)) or expect_kind(one, release.table)
         for one, column in zip(release.aggregates, numbers)
     ]
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
@@ -201,6 +201,11 @@ def _make_table(
         filled,
         _list_units(release),
     )
+
+
+def _list_values(numbers: Sequence[Number]) -> list[Any]:
+    """Values of one column, and the bounds that are written beside them."""
+    return [value for one in numbers for value in (one.value, *(one.bounds or ()))]
 
 
 def _list_units(release: SelectQuery) -> list[int]:

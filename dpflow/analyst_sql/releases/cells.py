@@ -11,7 +11,7 @@ from typing import Any
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
 from dpflow.analyst_sql.releases.query_parts import QueryPart, split_key
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.results import UNLIMITED, Row, ValueRange
+from dpflow.core.contract.results import UNLIMITED, Row, ValueRange, bound_labels
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.moments import Measure
 from dpflow.core.toolbox.noise import FAILURE
@@ -34,6 +34,9 @@ class Number:
         parts: those numbers; none if it is one itself.
         limits: its public range.
         mean_limits: of a sum of values, the public range of their mean.
+        bounds: of a quantile, the values between which it lies, None where nothing bounds it; None of a release
+            that states none.
+        only_a_bound: it has no value, and a bound.
     """
 
     value: Any
@@ -45,6 +48,8 @@ class Number:
     parts: frozenset[Number] = frozenset()
     limits: ValueRange = UNLIMITED
     mean_limits: ValueRange | None = None
+    bounds: tuple[Any, Any] | None = None
+    only_a_bound: bool = False
 
 
 Cells = dict[Key, dict[SqlAggregate, Number]]
@@ -61,11 +66,13 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
         return _read_keys(part, plan, rows)
     cells: Cells = {}
     limits, mean_limits = _read_limits(plan)
+    values = {(row.key, row.measure): row.value for row in rows}
     for row in rows:
         if row.measure in by_label:
             key = tuple(split_key(row.key, groups))
             cell = cells.setdefault(key, {})
             value, width = _whole(plan, row), make_width(plan, row)
+            low, high = ((row.key, label) for label in bound_labels(row.measure))
             number = Number(
                 value,
                 width,
@@ -74,6 +81,8 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
                 row.measure,
                 limits=limits.get(row.measure, UNLIMITED),
                 mean_limits=mean_limits.get(row.measure),
+                bounds=(values[low], values[high]) if low in values else None,
+                only_a_bound=row.only_a_bound,
             )
             for aggregate, label in part.measures.items():
                 if label == row.measure:

@@ -50,6 +50,11 @@ class Estimate:
     low: float | int | str | None
     high: float | int | str | None
 
+    @property
+    def only_a_bound(self) -> bool:
+        """Whether there is no value, but an end that bounds it."""
+        return self.value is None and (self.low, self.high) != (None, None)
+
 
 def supports_value(p: Number, rank_error: float) -> bool:
     """Whether a value of the quantile p is shown whose rank may be off by this part of the rows: where

@@ -26,6 +26,8 @@ class Row:
             is proved. Bias from clamping and truncation is not in it.
         remark: what a reader must know of this number, decided by plan and released numbers alone,
             such as `NO_INFORMATION`.
+        only_a_bound: there is no value, and other rows of the release bound it from one side, or from both so
+            widely that it has no rank.
     """
 
     key: str
@@ -33,6 +35,7 @@ class Row:
     value: float | int | str | None
     half_width_95: float | None = None
     remark: str = ""
+    only_a_bound: bool = False
 
 
 #: The remark of a number that tells nothing of the rows.
@@ -44,6 +47,11 @@ NO_VALUE = "no value: the interval of the number of values includes 0, so there 
 NO_RANK = "no value: too few rows or too small an epsilon to tell its rank"
 #: The remark of a quantile of which one end of an interval is known.
 ONLY_A_BOUND = "no value: only a bound is known"
+
+
+def bound_labels(measure: str) -> tuple[str, str]:
+    """The measures whose rows bound a quantile from below and from above."""
+    return f"{measure} at least", f"{measure} at most"
 
 
 @dataclass(frozen=True)
@@ -104,7 +112,7 @@ class Result:
 
         Integers beyond 2^53, which many readers of JSON take for doubles, are texts, marked by a
         fifth entry ``"integer"`` of their row; in synthetic tables the column's kind tells. A remark
-        is a sixth entry.
+        is a sixth entry, and ``true`` a seventh of a row with only a bound.
         """
         data: dict[str, Any] = {"rows": [_row_to_json(row) for row in self.rows]}
         if self.ranges:
@@ -150,16 +158,23 @@ def finite_json(value: Any) -> Any:
 
 def _row_to_json(row: Row) -> list[Any]:
     value = exact_json(row.value)
-    more = ["" if value is row.value else "integer", row.remark]
+    more = ["" if value is row.value else "integer", row.remark, row.only_a_bound]
     while more and not more[-1]:
         more.pop()
     return [row.key, row.measure, value, row.half_width_95, *more]
 
 
 def _read_row(
-    key: str, measure: str, value: Any, half_width: float | None, kind: str = "", remark: str = ""
+    key: str,
+    measure: str,
+    value: Any,
+    half_width: float | None,
+    kind: str = "",
+    remark: str = "",
+    only_a_bound: bool = False,
 ) -> Row:
-    return Row(key, measure, int(value) if kind == "integer" else value, half_width, remark)
+    exact = int(value) if kind == "integer" else value
+    return Row(key, measure, exact, half_width, remark, only_a_bound)
 
 
 def _read_synthetic(data: Mapping[str, Any]) -> Synthetic:

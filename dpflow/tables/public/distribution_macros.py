@@ -1,10 +1,11 @@
 """SQL over a published distribution: macros beside the published table, so that any DuckDB session asks
 for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 
-``TABLE_share_below(release, x)`` and ``TABLE_quantile(release, p)`` give ``{value, low, high}``. The
-first argument is a release's id, or its name: then that of the latest interval, or the one settled last
-where runs have none. Numbers are doubles, quantiles of whole numbers and dates are such; dates and timestamps count as
-seconds since 1970-01-01, and x may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
+``TABLE_share_below(release, x)`` gives ``{value, low, high}``, ``TABLE_quantile(release, p)`` also
+``only_a_bound``: whether there is no value, but an end. The first argument is a release's id, or its name:
+then that of the latest interval, or the one settled last where runs have none. Numbers are doubles,
+quantiles of whole numbers and dates are such; dates and timestamps count as seconds since 1970-01-01, and x
+may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
 nothing bounds is NULL for quantiles, and so is then their value, as is one whose rank may be off by more
 than `MAX_RANK_ERROR`; it is 0 or 1 for shares.
 """
@@ -61,9 +62,11 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
         # How far its rank may be off: the share below it is not above, and that up to it not below.
         "r AS (SELECT any_value(low) AS low, any_value(high) AS high, any_value(place) AS place, "
         "greatest(coalesce(least(1, min(v + h) FILTER (k > place OR exact AND k = place)), 1) - p, "
-        "p - coalesce(max(v - h) FILTER (k <= next), 0), 0) AS rank FROM e, n) "
-        "SELECT {'value': CASE WHEN low IS NULL OR high IS NULL OR "
-        f"rank > {MAX_RANK_ERROR} THEN NULL ELSE place END, 'low': low, 'high': high}} FROM r)"
+        "p - coalesce(max(v - h) FILTER (k <= next), 0), 0) AS rank FROM e, n), "
+        "s AS (SELECT low, high, CASE WHEN low IS NULL OR high IS NULL OR "
+        f"rank > {MAX_RANK_ERROR} THEN NULL ELSE place END AS value FROM r) "
+        "SELECT {'value': value, 'low': low, 'high': high, "
+        "'only_a_bound': value IS NULL AND coalesce(low, high) IS NOT NULL} FROM s)"
     )
     for macro, parameter, body in (("share_below", "x", share), ("quantile", "p", quantile)):
         connection.execute(

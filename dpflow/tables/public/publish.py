@@ -19,7 +19,7 @@ _TYPES = {
     **dict.fromkeys(
         ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95"), "DOUBLE"
     ),
-    "clipped": "BOOLEAN",
+    **dict.fromkeys(("clipped", "only_a_bound"), "BOOLEAN"),
     "epsilon": "DOUBLE",
     "delta": "DOUBLE",
     "released_at": "TIMESTAMP",
@@ -29,7 +29,7 @@ _TYPES = {
 }
 _REQUIRED = {
     *("release_id", "release", "block", "mechanism", "group_key", "measure"),
-    *("clipped", "epsilon", "delta"),
+    *("clipped", "only_a_bound", "epsilon", "delta"),
 }
 
 #: Columns of a published table: its contract with whoever reads it.

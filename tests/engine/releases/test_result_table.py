@@ -39,6 +39,7 @@ NAMES = [
         "low",
         "high",
         "clipped",
+        "only_a_bound",
         "remark",
     ),
     *("key_integer", "key_date", "key_timestamp", "raw_value", "half_width_95"),
