@@ -87,7 +87,7 @@ def test_a_wide_rank_is_no_number(tmp_path: Path) -> None:
     wide = [("0.0", 0.2, 0.05), ("1.5", 0.8, 0.05)]
     published(tmp_path / "public.duckdb", wide)
     shown = ask(tmp_path / "public.duckdb", "quantile", "minutes", 0.5)
-    assert shown == {"value": None, "low": 0.0, "high": 1.5}
+    assert shown == {"value": None, "low": 0.0, "high": 1.5, "only_a_bound": True}
     assert Distribution.from_rows(wide, None).quantile(0.5).value is None
 
 

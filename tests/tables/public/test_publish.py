@@ -63,6 +63,7 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
             None,
             None,
             False,
+            False,
             None,
             0.5,
             0.0,
@@ -70,7 +71,7 @@ def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
             12.0,
             3.0,
         ),
-        (*about, "UA", "count", *[None] * 6, False, None, 0.5, 0.0, *[None] * 9),
+        (*about, "UA", "count", *[None] * 6, False, False, None, 0.5, 0.0, *[None] * 9),
     ]
     assert published_ids(path, "releases") == {"r1"}
 
@@ -96,7 +97,7 @@ def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     publish(path, "releases", empty)
     about = ("r1", "daily", "2013-01-01", "histogram")
     assert content(path) == [
-        (*about, "", "no rows", *[None] * 6, False, None, 0.5, 0.0, *[None] * 9)
+        (*about, "", "no rows", *[None] * 6, False, False, None, 0.5, 0.0, *[None] * 9)
     ]
     assert published_ids(path, "releases") == {"r1"}
 
