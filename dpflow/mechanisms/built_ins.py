@@ -77,10 +77,10 @@ def dpflow_register_calculators() -> dict[str, str]:
 
 @hookimpl
 def dpflow_register_examples() -> dict[str, list[dict[str, Any]]]:
-    from dpflow.mechanisms import above_threshold, check_rows, mean_gate, watch_rows
+    from dpflow.mechanisms import above_threshold, check_rows, mean_gate_examples, watch_rows
     from dpflow.mechanisms.audit_examples import EXAMPLES
 
-    modules = (above_threshold, check_rows, mean_gate, watch_rows)
+    modules = (above_threshold, check_rows, mean_gate_examples, watch_rows)
     return EXAMPLES | {
         name: listed for module in modules for name, listed in module.list_examples().items()
     }

@@ -203,6 +203,7 @@ SCORES = (
         _area_under_curve,
         better="higher",
         range=(0.0, 1.0),
+        pair_scores=_score_rows,
     ),
     Estimator("f1", "F1 of class 1", 0.0, _f1_score, better="higher", range=(0.0, 1.0)),
     Estimator(

@@ -25,6 +25,10 @@ better_by, and every interval holds the claimed score. The noise alone stays wit
 conditioned on it a union bound covers every transcript (`dpflow.core.toolbox.transcripts`), with and
 without noise. It assumes that units are independent draws.
 
+A metric of pairs of rows, such as auc, is a mean over all pairs of a positive and a negative unit. Without
+noise it has the same bounds as a mean of as many units as the rarer class has: labels are fixed first, and
+an average over pairs is one over sums of pairs that share no unit (Hoeffding 1963).
+
 Source: method sparse_vector is Thresholdout (Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015,
 "Generalization in adaptive data analysis and holdout reuse"), with a linear test instead of their mean.
 description_length is theirs, too.
@@ -46,10 +50,21 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Metric
 from dpflow.core.contract.gate import ClaimQuery, Gate
 from dpflow.core.contract.interactive import State, Verdict
-from dpflow.core.contract.requests import GroupedUnits, PerUnit, UnitScores
+from dpflow.core.contract.requests import (
+    GroupedUnits,
+    PairCounts,
+    PerUnit,
+    UnitAnswer,
+    UnitScores,
+)
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
-from dpflow.core.toolbox.improvement import count_improvement, list_rates, total_cost
+from dpflow.core.toolbox.improvement import (
+    count_improvement,
+    count_pair_improvement,
+    list_rates,
+    total_cost,
+)
 from dpflow.core.toolbox.mean_test import STEPS, count_shortfall, largest_move, sum_steps
 from dpflow.core.toolbox.noise import half_width, rho_for, scale_for
 from dpflow.core.toolbox.sparse_vector import Engine
@@ -96,6 +111,12 @@ class MeanGate(Gate[MeanGateParams]):
 
     def event(self, params: MeanGateParams, table: Table) -> Event:
         """The whole session's guarantee; `Unprotected` without noise."""
+        if params.metric.label is not None:
+            table.column(params.metric.label)
+            if table.contribution_bounds.rows != 1:
+                raise PlanRefused(
+                    "pairs of rows are independent only where each unit has one row; declare contribution_bounds: {rows: 1}"
+                )
         if params.epsilon is None:
             return Unprotected()
         # Refused now, not once it is paid for, if it cannot be drawn.
@@ -114,11 +135,12 @@ class MeanGate(Gate[MeanGateParams]):
 
     def note(self, params: MeanGateParams, table: Table) -> str:
         """What its answers prove, and what they need for it."""
+        draws = "independent units" + (", alike in each class" if params.metric.label else "")
         if params.question == "champion":
-            return "every yes is proven for independent units"
+            return f"every yes is proven for {draws}"
         if params.is_private and not (params.count_epsilon or table.neighbours == "replace"):
             return "without count_epsilon verdicts carry no interval and prove nothing"
-        return "intervals are proven for independent units"
+        return f"intervals are proven for {draws}"
 
     def make_test(self, params: MeanGateParams) -> SumTest:
         """How sums are compared: one unit moves every compared integer by 1 at most. Raises
@@ -227,7 +249,7 @@ class MeanGate(Gate[MeanGateParams]):
         table: Table,
         state: State,
         query: ClaimQuery,
-        answer: PerUnit,
+        answer: UnitAnswer,
         source: Source,
     ) -> tuple[Verdict, State]:
         """ "yes", "no" or "exhausted", with an interval where the number of units is known."""
@@ -247,13 +269,14 @@ class MeanGate(Gate[MeanGateParams]):
         )
         worth = self._describe_worth(params, table, query, answer, units, word, cost)
         if pays and params.correct and not query.champion and units is not None:
+            assert isinstance(answer, PerUnit)
             worth |= self._draw_score(params, table, answer, units, cost, source)
         failures += pays
         verdict = _make_verdict(word, params, asked + 1, failures, worth)
         return verdict, State({"asked": asked + 1, **counted, **after})
 
     def _count_units(
-        self, params: MeanGateParams, state: State, answer: PerUnit, source: Source
+        self, params: MeanGateParams, state: State, answer: UnitAnswer, source: Source
     ) -> dict[str, Any]:
         """The number of units for the state, noisy where it is private; nothing if it is public or not paid for."""
         # Once, for it was charged once: also where it came to 0.
@@ -270,7 +293,7 @@ class MeanGate(Gate[MeanGateParams]):
         return {} if units is None else {"units": units}
 
     def _usable_number(
-        self, params: MeanGateParams, counted: Mapping[str, Any], answer: PerUnit
+        self, params: MeanGateParams, counted: Mapping[str, Any], answer: UnitAnswer
     ) -> int | None:
         """The number of units: at most the true one, or None."""
         if answer.needs:
@@ -287,7 +310,7 @@ class MeanGate(Gate[MeanGateParams]):
         params: MeanGateParams,
         table: Table,
         query: ClaimQuery,
-        answer: PerUnit,
+        answer: UnitAnswer,
         asked: int,
         failures: int,
     ) -> list[int]:
@@ -295,7 +318,10 @@ class MeanGate(Gate[MeanGateParams]):
         width = Fraction(answer.span[1]) - Fraction(answer.span[0])
         least = max(query.better_by, params.better_by) / width
         cost = count_transcripts(params, float(width)).cost(asked, failures, sample_failure(params))
-        found = count_improvement(answer.shares, least, cost, is_replaced=_is_replaced(table))
+        if isinstance(answer, PairCounts):
+            found = count_pair_improvement(answer, least, cost)
+        else:
+            found = count_improvement(answer.shares, least, cost, is_replaced=_is_replaced(table))
         return [found - self.challenge_margin(params) + (0 if params.is_private else 1)]
 
     def _is_over(
@@ -318,7 +344,7 @@ class MeanGate(Gate[MeanGateParams]):
         params: MeanGateParams,
         table: Table,
         query: ClaimQuery,
-        answer: PerUnit,
+        answer: UnitAnswer,
         units: int | None,
         word: str,
         cost: float,
@@ -330,12 +356,16 @@ class MeanGate(Gate[MeanGateParams]):
                 f"missing value is"
             )
             return {"guarantee": "unproven", "because": why}
+        if isinstance(answer, PairCounts) and answer.doubt:
+            return {"guarantee": "unproven", "because": answer.doubt}
         # A comparison needs no number of units.
         if query.champion:
             return {"guarantee": "proven"}
         if units is None:
             why = (
-                "rows were added or taken out since the session's first question"
+                "a class has no unit"
+                if isinstance(answer, PairCounts) and not answer.pairs
+                else "rows were added or taken out since the session's first question"
                 if not params.is_private
                 else "the number of units came to 0"
                 if params.count_epsilon
@@ -446,7 +476,10 @@ def _is_replaced(table: Table) -> bool:
     return table.neighbours == "replace" or table.protects == "unit-block"
 
 
-def _count_scores(answer: PerUnit) -> int:
+def _count_scores(answer: UnitAnswer) -> int:
+    """How many independent scores a verdict is about."""
+    if isinstance(answer, PairCounts):
+        return answer.independent
     return int((~np.isnan(answer.shares)).sum())
 
 
@@ -477,7 +510,7 @@ def _draw_rho(params: MeanGateParams) -> Fraction:
 
 
 def _levels(
-    params: MeanGateParams, query: ClaimQuery, answer: PerUnit
+    params: MeanGateParams, query: ClaimQuery, answer: UnitAnswer
 ) -> tuple[Fraction, Fraction]:
     """(too good above, too bad below) as shares of the range, of which more is better."""
     assert query.claim is not None
@@ -491,13 +524,17 @@ def _levels(
 
 
 def _compare_claim(
-    params: MeanGateParams, table: Table, query: ClaimQuery, answer: PerUnit
+    params: MeanGateParams, table: Table, query: ClaimQuery, answer: UnitAnswer
 ) -> list[int]:
     """How far a claim is beyond what the holdout says, in whole units, on each side."""
     over, under = _levels(params, query, answer)
-    shares = 1 - answer.shares if answer.lower_is_better else answer.shares
-    if not params.is_private:
+    if isinstance(answer, PairCounts):
+        # In steps of 1/2^20, too.
+        whole, number = answer.halves * (STEPS // 2), answer.pairs
+    else:
+        shares = 1 - answer.shares if answer.lower_is_better else answer.shares
         whole, number = sum_steps(shares)
+    if not params.is_private:
         sums = [over * STEPS * number - whole, whole - under * STEPS * number]
         compared = [1 if sum_ > 0 else -1 for sum_ in sums]
     else:
@@ -509,14 +546,14 @@ def _compare_claim(
     return compared if params.side == "both" else compared[:1]
 
 
-def _move(params: MeanGateParams, table: Table, query: ClaimQuery, answer: PerUnit) -> float:
+def _move(params: MeanGateParams, table: Table, query: ClaimQuery, answer: UnitAnswer) -> float:
     """How far one unit moves the sum behind a claim's verdict, in shares of the range."""
     over, under = _levels(params, query, answer)
     moves = [largest_move(over, table), largest_move(1 - under, table)]
     return float(max(moves) if params.side == "both" else moves[0])
 
 
-def _in_units(ends: tuple[float, float], answer: PerUnit) -> list[float]:
+def _in_units(ends: tuple[float, float], answer: UnitAnswer) -> list[float]:
     """An interval of shares of the range, in units of the metric."""
     low, high = answer.span
     return [low + end * (high - low) for end in ends]
@@ -529,66 +566,3 @@ def _make_verdict(
     left = {"queries_left": params.queries - asked, "failures_left": params.failures - failures}
     closed = failures >= params.failures or asked >= params.queries
     return Verdict({"verdict": word, **worth, **left}, closed=closed)
-
-
-METRIC = {"estimator": "accuracy"}
-_COLUMN = {"lower": 0, "upper": 1, "step": "0.25"}
-_TABLE: dict[str, Any] = {
-    "name": "example",
-    "database": "example.duckdb",
-    "privacy_unit": {"column": "user"},
-    "contribution_bounds": {"rows": 1},
-    "columns": {"user": {}, "amount": _COLUMN, "other": _COLUMN},
-}
-
-
-def list_examples() -> dict[str, list[dict[str, Any]]]:
-    """Where one unit shows most, by either noise; then both questions, with and without a score."""
-    shared: dict[str, Any] = {
-        "metric": METRIC,
-        "threshold": "0.1",
-        "epsilon": 1,
-        "queries": 12,
-        "failures": 2,
-    }
-    ask: dict[str, Any] = {"estimator": "accuracy", "columns": ["amount"]}
-    claims = [{**ask, "claim": "1/2", "candidate": f"candidate-{i}"} for i in range(6)]
-    duels = [{**ask, "champion": "a", "candidate": f"candidate-{i}"} for i in range(6)]
-    forms: list[tuple[dict[str, Any], list[dict[str, Any]]]] = [
-        ({}, claims),
-        ({"side": "both", "count_epsilon": "0.2", "correct": True}, claims),
-        ({"question": "champion", "threshold": 0}, duels),
-    ]
-    tight = {
-        "table": _TABLE,
-        "params": shared | {"epsilon": 6, "failures": 1},
-        # The unit is good for one candidate and bad for the other. Five claims of the first, plausible
-        # by luck alone, push the threshold's noise down, and one failure of the other costs the rest.
-        "queries": [
-            {**ask, "columns": [column], "claim": "0.6", "candidate": str(i)}
-            for i, column in enumerate((*["amount"] * 5, "other"))
-        ],
-        "sides": {"values": [[1.0, *[0.0] * 4], [0.0] * 4], "swapped": [["other"]]},
-    }
-    others: list[dict[str, Any]] = [
-        {"table": {**_TABLE, "neighbours": relation}, "params": {**shared, **more}, "queries": asks}
-        for relation in ("add-remove", "replace")
-        for more, asks in forms
-    ]
-    return {"gate": [tight, *others, *_gaussian_examples(shared, ask)]}
-
-
-def _gaussian_examples(shared: dict[str, Any], ask: dict[str, Any]) -> list[dict[str, Any]]:
-    """Every answer tells of one unit, of many answers and of one; then all draws that there are."""
-    noise: dict[str, Any] = {**shared, "method": "gaussian", "delta": "1e-6", "failures": 12}
-    single: dict[str, Any] = {"delta": "0.01", "queries": 1, "failures": 1}
-    every: dict[str, Any] = {"side": "both", "count_epsilon": "0.2", "correct": True, "failures": 2}
-    asks = [{**ask, "claim": "0.6", "candidate": str(i)} for i in range(12)]
-    # At half a point for each unit, one of score 0 moves the sum by as much as a unit can.
-    sides = {"values": [[0.0, 1.0, 1.0], [1.0, 1.0]]}
-    examples: list[dict[str, Any]] = [
-        {"params": noise, "queries": asks, "sides": sides},
-        {"params": {**noise, **single}, "queries": asks[:1], "sides": sides},
-        {"params": {**noise, **every}, "queries": asks[:6]},
-    ]
-    return [{"form": "Gaussian noise", "table": _TABLE, **one} for one in examples]

@@ -16,7 +16,8 @@ from dpflow.core.contract.strict_models import Exact
 class MeanGateParams(Params):
     """What a gate on means is opened with.
 
-    ``metric``: the mean that all candidates are compared by, with its range. ``threshold``: T, how
+    ``metric``: the mean that all candidates are compared by, with its range; without noise also auc, with
+    the label. ``threshold``: T, how
     far a claim may be from the holdout's mean before it fails, in units of the metric; claims need it. ``method``:
     `sparse_vector`, with noise that grows with ``failures``; `gaussian`, with noise that grows with
     the root of ``queries``, which needs a delta; or `description_length`, without noise and privacy,
@@ -65,6 +66,11 @@ class MeanGateParams(Params):
                 )
         elif self.count_epsilon is not None and self.count_epsilon >= self.epsilon:
             raise ValueError("count_epsilon is a part of epsilon, so it must be less")
+        if self.metric.label is not None and self.is_private:
+            raise ValueError(
+                "a row is in a pair with every row of the other class, and noise is for sums in which a unit counts once; take "
+                "method description_length on a table that is generalisation_only, or accuracy, log_loss or another mean"
+            )
         if self.method == "gaussian" and not self.delta:
             raise ValueError("method gaussian needs a delta; without one take sparse_vector")
         if self.failures > self.queries:

@@ -107,10 +107,12 @@ class Metric(Params):
     a named estimator. ``better``: ``higher`` or ``lower``; the named estimator's own if left out.
     ``range``: [low, high], to which a group's number is clamped; the estimator's own if left out.
     ``default``: the number of a group without rows or on which it fails; the estimator's own if
-    left out. Written as a name alone it leaves all of them out.
+    left out. ``label``: the one column that all candidates
+    predict; `gate` needs it for a metric of pairs of rows, such as auc. Written as a name alone it leaves all of them out.
     """
 
     estimator: AnyEstimator
+    label: Annotated[str, Field(min_length=1)] | None = None
     options: dict[str, Exact] = Field(default_factory=dict)
     better: Better | None = None
     range: tuple[Exact, Exact] | None = None
@@ -118,8 +120,15 @@ class Metric(Params):
 
     @model_validator(mode="after")
     def _check_parts(self) -> Metric:
+        own = (self.better, self.range, self.default)
+        if self.label is not None and (
+            self.options or own != (None, None, None) or isinstance(self.estimator, SqlEstimator)
+        ):
+            raise ValueError(
+                "label is for a metric of pairs of rows, which has a name and its own range and direction; leave out label or the rest"
+            )
         if isinstance(self.estimator, SqlEstimator):
-            if self.options or (self.better, self.range, self.default) != (None, None, None):
+            if self.options or own != (None, None, None):
                 raise ValueError(
                     "an estimator in SQL has its range, default and direction in itself, and no options; write them there"
                 )
@@ -224,6 +233,8 @@ class Estimator:
         it has none of its own.
         row_scores: for a mean of one score for each row, these scores; the function may then be
         left out.
+        pair_scores: for a mean over pairs of a positive row, whose label is 1, and a negative one, each
+        row's score: a pair counts 1 if the positive row's is higher, and 1/2 if none is.
         skips_missing: whether it leaves out rows that lack a value, and does not fail on them.
         options: the options it knows, with their defaults.
         model: whether it scores a candidate: "" no, "one" a model, "two" a model and a rival.
@@ -243,13 +254,16 @@ class Estimator:
     better: Better = field(kw_only=True)
     range: tuple[float, float] | Literal["column"] | None = field(default=None, kw_only=True)
     row_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
+    pair_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
     skips_missing: bool = field(default=False, kw_only=True)
     more_columns: bool = field(default=False, kw_only=True)
 
     def __post_init__(self) -> None:
-        """Raises `ValueError` for a direction that there is not."""
+        """Raises `ValueError` for a direction that there is not, or another one than pairs have."""
         if self.better not in ("higher", "lower"):
             raise ValueError(f"estimator {self.name!r}: better is higher or lower")
+        if self.pair_scores is not None and (self.better, self.range) != ("higher", (0, 1)):
+            raise ValueError(f"estimator {self.name!r}: of pairs higher is better, in range (0, 1)")
 
     def fill_options(self, query: EstimatorQuery) -> dict[str, Fraction]:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything
@@ -302,8 +316,9 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
     again = [0, 1, 2, 3, 4, 5, *(source.draw_below(6) for _ in range(6))][::-1]
     if any(estimator.estimate_group(groups[i], subject) != first[i] for i in again):
         return True
-    if estimator.row_scores is not None and _scores_across(estimator, groups, subject):
-        return True
+    for scores in (estimator.row_scores, estimator.pair_scores):
+        if scores is not None and _scores_across(scores, groups, subject):
+            return True
     if estimator.moments is None:
         return False
     sums = {
@@ -321,9 +336,10 @@ def reads_across(estimator: Estimator, source: Source) -> bool:
     return bool((together != np.array(alone)).any())
 
 
-def _scores_across(estimator: Estimator, groups: Sequence[Rows], subject: Subject) -> bool:
+def _scores_across(
+    scores: Callable[[Rows, Subject], Floats], groups: Sequence[Rows], subject: Subject
+) -> bool:
     """Whether a row's score depends on other rows."""
-    assert estimator.row_scores is not None
     every = {name: np.concatenate([rows[name] for rows in groups]) for name in groups[0]}
     # Those of one group: every process that loads plugins does this.
     first = range(len(groups[0]["label"]))
@@ -331,11 +347,11 @@ def _scores_across(estimator: Estimator, groups: Sequence[Rows], subject: Subjec
     with warnings.catch_warnings(), np.errstate(all="ignore"):
         warnings.simplefilter("ignore")
         try:
-            together = np.asarray(estimator.row_scores(every, subject), dtype=float)
+            together = np.asarray(scores(every, subject), dtype=float)
         except Exception:  # noqa: BLE001  then units are scored one by one
             return False
         try:
-            alone = [np.asarray(estimator.row_scores(row, subject), dtype=float) for row in single]
+            alone = [np.asarray(scores(row, subject), dtype=float) for row in single]
         except Exception:  # noqa: BLE001  other rows made it a score
             return True
     if together.shape != every["label"].shape:

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -421,6 +421,45 @@ class PerUnit:
     lower_is_better: bool = False
     is_size_public: bool = False
     needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class PairCounts:
+    """Answer to `UnitScores` of a metric of pairs: sums over all pairs of a positive and a negative unit.
+
+    A pair's score is 1, 1/2 or 0; the difference of two candidates' is between -1 and 1.
+
+    Attributes:
+        positives, negatives: units of each class, which labels alone decide.
+        halves: twice the sum of the scores, or of the differences.
+        squares: four times the sum of the differences' squares; 0 for one candidate.
+        needs: the label's column, if a unit may lack a label.
+        doubt: why units are no independent rows, or "".
+    """
+
+    positives: int = field(repr=False)
+    negatives: int = field(repr=False)
+    halves: int = field(repr=False)
+    squares: int = field(default=0, repr=False)
+    needs: tuple[str, ...] = ()
+    doubt: str = ""
+    span: ClassVar[tuple[float, float]] = (0.0, 1.0)
+    lower_is_better: ClassVar[bool] = False
+    is_size_public: ClassVar[bool] = True
+
+    @property
+    def pairs(self) -> int:
+        """How many there are."""
+        return self.positives * self.negatives
+
+    @property
+    def independent(self) -> int:
+        """How many there are at most of which no two share a unit."""
+        return min(self.positives, self.negatives)
+
+
+#: What answers `UnitScores`.
+UnitAnswer = PerUnit | PairCounts
 
 
 @dataclass(frozen=True)

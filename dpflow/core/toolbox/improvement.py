@@ -27,6 +27,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.requests import PairCounts
 from dpflow.core.toolbox.mean_test import STEPS
 from dpflow.core.toolbox.transcripts import as_fraction
 
@@ -90,16 +91,38 @@ def count_improvement(
     squares = sum(
         int((part * part).sum()) for part in (y[i : i + _CHUNK] for i in range(0, len(y), _CHUNK))
     )
-    scale, needed = STEPS + steps, as_fraction(total_cost(cost))
+    scale = STEPS + steps
+    sums = Fraction(total, scale), Fraction(squares, scale**2)
+    return _count_moves(*sums, margin, cost, is_replaced=is_replaced)
+
+
+def count_pair_improvement(counts: PairCounts, margin: Fraction, cost: float) -> int:
+    """The same of a pair's difference on average, for independent units that are alike in each class.
+
+    S(r) is the mean over pairs of (r y - psi(r) y^2), times the number m of pairs that share no unit. That
+    is the mean over all ways to choose m such pairs of their sums, so E exp(S(r)) is at most that of one
+    of these sums (Hoeffding 1963, section 5), which is at most 1.
+    """
+    if not counts.pairs:
+        return -1
+    level = Fraction(_margin_steps(margin), STEPS)
+    mean, square = (
+        Fraction(counts.halves, 2 * counts.pairs),
+        Fraction(counts.squares, 4 * counts.pairs),
+    )
+    total = (mean - level) / (1 + level)
+    squares = (square - 2 * level * mean + level**2) / (1 + level) ** 2
+    m = counts.independent
+    return _count_moves(m * total, m * squares, margin, cost, is_replaced=False)
+
+
+def _count_moves(
+    total: Fraction, squares: Fraction, margin: Fraction, cost: float, *, is_replaced: bool
+) -> int:
+    """The largest S(r) less what is needed, in moves of one unit, from the sums of y and y^2."""
+    needed = as_fraction(total_cost(cost))
     return max(
-        math.floor(
-            (
-                each.rate * Fraction(total, scale)
-                - each.curvature * Fraction(squares, scale**2)
-                - needed
-            )
-            / each.move
-        )
+        math.floor((each.rate * total - each.curvature * squares - needed) / each.move)
         for each in list_rates(margin, is_replaced=is_replaced)
     )
 

@@ -70,11 +70,12 @@ class GateWishes(Strict):
 
     ``metric``: what candidates are compared by. ``tolerance``: in its units. ``candidates``: how many
     there may be. ``confidence``: with which the gate is right about one of them. ``units``: how many
-    the holdout has about. ``question``: `champion` or `claim`. ``better_by``: what a challenger must at
-    least be better by. ``paid``: how many answers may be paid for, a champion's yes or a claim's no.
-    ``deviation``: of one unit's score, or of the difference of two candidates' scores, as a share of
-    the range. ``score``: about what is expected, as a share of the range. ``most_epsilon``: the most
-    that the gate may cost. ``delta``: the delta that it may cost beside; Gaussian noise needs one.
+    the holdout has about; for auc with a label, those of the class that has fewer. ``question``:
+    `champion` or `claim`. ``better_by``: what a challenger must at least be better by. ``paid``: how
+    many answers may be paid for, a champion's yes or a claim's no. ``deviation``: of one unit's score,
+    or of the difference of two candidates' scores, as a share of the range. ``score``: about what is
+    expected, as a share of the range. ``most_epsilon``: the most that the gate may cost. ``delta``: the
+    delta that it may cost beside; Gaussian noise needs one.
     """
 
     metric: AnyMetric
@@ -159,7 +160,7 @@ def design_gate(wishes: GateWishes, table: Table, registry: Registry) -> GateDes
     wishes where none does.
     """
     width = _range_width(wishes, registry)
-    options = tuple(_list_options(wishes, table, width, is_mean=_is_mean(wishes, registry)))
+    options = tuple(_list_options(wishes, table, width, is_mean=_is_mean(wishes, table, registry)))
     able = [one for one in options if one.right >= float(wishes.confidence)]
     if not able:
         raise PlanRefused(_explain_refusal(wishes, table, width, registry, options))
@@ -346,12 +347,17 @@ def _range_width(wishes: GateWishes, registry: Registry) -> float:
     return float(ends[1]) - float(ends[0])
 
 
-def _is_mean(wishes: GateWishes, registry: Registry) -> bool:
-    """Whether the metric is a mean of scores of rows, or SQL, whose mean over units it is."""
-    estimator = wishes.metric.estimator
-    if isinstance(estimator, SqlEstimator):
+def _is_mean(wishes: GateWishes, table: Table, registry: Registry) -> bool:
+    """Whether the metric is a mean of scores of rows, or SQL, whose mean over units it is, or without
+    noise a mean over pairs, which is no worse than one over as many units as the rarer class has.
+    """
+    metric = wishes.metric
+    if isinstance(metric.estimator, SqlEstimator):
         return True
-    return registry.find_estimator(estimator).row_scores is not None
+    estimator = registry.find_estimator(metric.estimator)
+    if estimator.pair_scores is not None:
+        return metric.label is not None and table.generalisation_only
+    return estimator.row_scores is not None
 
 
 def _interval(wishes: GateWishes, table: Table, chosen: GateOption, width: float) -> float:
@@ -372,10 +378,13 @@ def _explain_refusal(
     options: tuple[GateOption, ...],
 ) -> str:
     """What no method does, and the nearest that one does, wish by wish."""
-    is_mean = _is_mean(wishes, registry)
+    is_mean = _is_mean(wishes, table, registry)
     if not options:
+        pairs = ""
+        if registry.find_estimator(str(wishes.metric.estimator)).pair_scores is not None:
+            pairs = "give the metric its label on a table that is generalisation_only, "
         return (
-            f"no gate plans for champions by {wishes.metric.estimator}, which is no mean of scores of rows; open "
+            f"no gate plans for champions by {wishes.metric.estimator}, which is no mean of scores of rows; {pairs}open "
             f"reusable_holdout with it, which compares estimates of groups of units, ask question: claim, or take another metric"
         )
     confidence = float(wishes.confidence)

@@ -26,10 +26,13 @@ from dpflow.core.contract.requests import (
     GroupedUnits,
     GroupEstimates,
     GroupValues,
+    PairCounts,
     PerGroup,
     PerUnit,
+    UnitAnswer,
     UnitScores,
 )
+from dpflow.core.toolbox.pair_counts import count_pairs
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import (
@@ -40,7 +43,14 @@ from dpflow.engine.sessions.group_scores import (
     score_range,
 )
 from dpflow.engine.sessions.scored_fields import require_used_by_name, require_used_by_sql
-from dpflow.engine.sessions.unit_scores import mean_shares, require_row_scores, share_values
+from dpflow.engine.sessions.unit_scores import (
+    mean_shares,
+    pair_scores,
+    read_labels,
+    require_pair_scores,
+    require_row_scores,
+    share_values,
+)
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
@@ -122,30 +132,46 @@ class ScoreReaders:
         query: EstimatorQuery,
         candidate: Candidate | None,
         champion: Candidate | None,
-    ) -> Callable[[], PerUnit]:
-        """What reads the units' scores, or how much better a candidate's are than a champion's."""
+    ) -> Callable[[], UnitAnswer]:
+        """What reads the units' scores, or how much better a candidate's are than a champion's; of a
+        metric with a label their sums over pairs.
+        """
         mine = self._share_reader(statistic, query, candidate)
         if candidate is not None:
             mine = self._remember_values(mine, statistic, query, candidate)
         assert mine.span is not None
-        span = mine.span
-
-        if champion is None:
-            return lambda: PerUnit(mine.read(), span, mine.lower_is_better, *_describe_size([mine]))
-        of_theirs = UnitScores(champion.submission.columns)
-        asked = query.model_copy(update={"columns": champion.submission.columns})
-        theirs = self._share_reader(of_theirs, asked, champion)
-        theirs = self._remember_values(theirs, of_theirs, asked, champion)
+        span, theirs = mine.span, None
+        if champion is not None:
+            of_theirs = UnitScores(champion.submission.columns)
+            asked = query.model_copy(update={"columns": champion.submission.columns})
+            theirs = self._share_reader(of_theirs, asked, champion)
+            theirs = self._remember_values(theirs, of_theirs, asked, champion)
+        readers = [mine] if theirs is None else [mine, theirs]
         sign = -1.0 if mine.lower_is_better else 1.0
 
-        def read_differences() -> PerUnit:
+        def read_units() -> PerUnit:
             # Units have the same numbers in both, for one snapshot is read.
-            differences = sign * (mine.read() - theirs.read())
+            shares = mine.read() if theirs is None else sign * (mine.read() - theirs.read())
             # A unit that lacks a value of either has no difference, and then nothing is proven.
-            size = _describe_size([mine, theirs])
-            return PerUnit(differences, span, mine.lower_is_better, *size)
+            return PerUnit(shares, span, mine.lower_is_better, *_describe_size(readers))
 
-        return read_differences
+        def read_pairs() -> PairCounts:
+            assert self._pair_label is not None
+            labels, has_one_row = read_labels(
+                self._private, self._pair_label, self._plan.request.blocks
+            )
+            counts = count_pairs(labels, *(reader.read() for reader in readers))
+            doubt = (
+                "" if has_one_row else "some unit has several rows, which may depend on each other"
+            )
+            return replace(counts, needs=_describe_size(readers)[1], doubt=doubt)
+
+        return read_units if self._pair_label is None else read_pairs
+
+    @property
+    def _pair_label(self) -> str | None:
+        """The label of a metric of pairs of rows."""
+        return None if self.metric is None else self.metric.label
 
     def _remember_values(
         self,
@@ -173,25 +199,26 @@ class ScoreReaders:
             return self._sql_shares(query, query.estimator, candidate)
         estimator, subject, default, lower = self._named_subject(query, candidate)
         span = score_range(estimator, query.columns, self._plan.table)
-        require_row_scores(estimator, span)
+        scored = (blocks, estimator, subject)
+        read: Callable[..., NDArray[np.float64]]
+        needed: Sequence[str]
+        if self._pair_label is not None:
+            require_pair_scores(estimator, self._plan.table)
+            # A row without a score is in pairs, one without a label is in none.
+            needed, skips_missing = (self._pair_label,), True
+            read = partial(pair_scores, private, statistic.columns, *scored)
+        else:
+            require_row_scores(estimator, span)
+            assert span is not None
+            skips_missing = estimator.skips_missing
+            needed = query.columns if estimator.model else query.columns[: estimator.columns]
+            needs = tuple(sorted(set(needed))) if skips_missing else ()
+            read = partial(mean_shares, private, statistic.columns, needs, *scored, span, default)
         assert span is not None
         _require_possible_claim(query, span)
-        needed = query.columns if estimator.model else query.columns[: estimator.columns]
-        needs = tuple(sorted(set(needed))) if estimator.skips_missing else ()
-        read = partial(
-            mean_shares,
-            private,
-            statistic.columns,
-            needs,
-            blocks,
-            estimator,
-            subject,
-            span,
-            default,
-            scores_rows_alone=_is_row_wise(candidate),
-        )
-        counter = self._unit_counter(needed, span, skips_missing=estimator.skips_missing)
-        return GroupReader(read, lower, span, counter, estimator.skips_missing)
+        read = partial(read, scores_rows_alone=_is_row_wise(candidate))
+        counter = self._unit_counter(needed, span, skips_missing=skips_missing)
+        return GroupReader(read, lower, span, counter, skips_missing)
 
     def _sql_shares(
         self, query: EstimatorQuery, own: SqlEstimator, candidate: Candidate | None
@@ -308,6 +335,10 @@ class ScoreReaders:
         default = estimator.default if query.default is None else float(query.default)
         metric, lower = self.metric, estimator.better == "lower"
         if metric is not None:
+            if metric.label not in (None, subject.label):
+                raise PlanRefused(
+                    f"candidates predict {subject.label or 'nothing'}, and the session's metric is of label {metric.label}"
+                )
             lower = (metric.better or estimator.better) == "lower"
             estimator, default = fix_range(estimator, metric)
         return estimator, subject, default, lower
