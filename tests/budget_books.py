@@ -68,7 +68,7 @@ class Books:
         run_id = run_id or f"scheduled__{block or 1}"
         task = f"task_{name.split()[0]}" if dag else ""
         held = self.ledger.reserve(
-            ReleaseKey(scope, dag, task, f"run of {block or name}", f"{name}{block}{run_id}"),
+            ReleaseKey(scope, dag, task, run_id if dag else f"run of {block or name}", f"{name}{block}{run_id}"),
             event=Pure(Fraction(cost)) if isinstance(cost, str) else cost,
             blocks=[block] if block else [],
             family="f",

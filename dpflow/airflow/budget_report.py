@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.base_operator import PrivacyOperator
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 #: Budgets that an XCom holds: a scope has one for each block, and years of days are many.
 _MOST_BUDGETS = 10
 #: From here on a budget counts as nearly exhausted.
-_NEARLY = 0.8
 
 
 def summarise_budgets(left: Remaining) -> dict[str, Any]:
@@ -24,13 +24,16 @@ def summarise_budgets(left: Remaining) -> dict[str, Any]:
     (four fifths used, or more); and the address of its ``page`` below Airflow's host.
     """
     rows = sorted(left.rows(), key=lambda row: row["used"], reverse=True)
-    used = [row["used"] for row in rows]
+    spent = [cost for _, cost in left.spent]
     return {
         "scope": left.scope.scope,
         "budgets": rows[:_MOST_BUDGETS],
         "blocks": len(rows),
-        "exhausted": sum(share >= 1 for share in used),
-        "nearly_exhausted": sum(_NEARLY <= share < 1 for share in used),
+        "exhausted": sum(left.scope.has_used(cost, Fraction(1)) for cost in spent),
+        "nearly_exhausted": sum(
+            left.scope.has_used(cost) and not left.scope.has_used(cost, Fraction(1))
+            for cost in spent
+        ),
         "page": make_scope_path(left.scope.scope),
     }
 

@@ -12,7 +12,7 @@ from airflow.sdk import BaseHook
 
 from dpflow.client.remote import RemoteClient, check_server
 from dpflow.errors import DpflowError, InvalidInput
-from dpflow.ledger import Ledger
+from dpflow.ledger import BudgetView, Ledger
 
 
 class LedgerHook(BaseHook):
@@ -36,11 +36,7 @@ class LedgerHook(BaseHook):
         wrong path.
         """
         connection = self.find_connection()
-        if connection.conn_type != self.conn_type:
-            raise InvalidInput(
-                f"connection {self.ledger_conn_id!r} is of type {connection.conn_type!r}; name one of type "
-                f"{self.conn_type!r}, whose host is the ledger"
-            )
+        self._require_type(connection)
         # Anything else in a connection's extra is ignored.
         extras = connection.extra_dejson
         anchor = Path(extras["anchor"]) if extras.get("anchor") else None
@@ -53,17 +49,39 @@ class LedgerHook(BaseHook):
         return Ledger(ledger_target(connection), anchor=anchor, create=False)
 
     def test_connection(self) -> tuple[bool, str]:
-        """Airflow's Test button: whether the ledger opens under its anchor, and how many scopes it
-        has. Charges nothing.
+        """Airflow's Test button: whether the ledger opens, under its anchor where this server reaches it, and how
+        many scopes it has. Charges nothing.
         """
         try:
-            scopes = self.get_conn().scopes()
+            connection = self.find_connection()
+            self._require_type(connection)
+            scopes, note = len(BudgetView(ledger_target(connection)).scopes(limit=10**6)), ""
+            if _may_have_anchor(connection):
+                self.get_conn().scopes()
+            else:
+                note = "; this server does not reach its anchor, which only tasks need, so that was not compared"
         except DpflowError as error:
             return False, str(error)
         return (
             True,
-            f"the ledger opens and has {len(scopes)} granted scope{'' if len(scopes) == 1 else 's'}",
+            f"the ledger opens and has {scopes} granted scope{'' if scopes == 1 else 's'}{note}",
         )
+
+    def _require_type(self, connection: Any) -> None:
+        if connection.conn_type != self.conn_type:
+            raise InvalidInput(
+                f"connection {self.ledger_conn_id!r} is of type {connection.conn_type!r}; name one of type "
+                f"{self.conn_type!r}, whose host is the ledger"
+            )
+
+
+def _may_have_anchor(connection: Any) -> bool:
+    """Whether the keys may be in reach: where somebody names their folder, if they are in it."""
+    named = connection.extra_dejson.get("anchor") or os.environ.get("DPFLOW_LEDGER_ANCHOR")
+    if named:
+        return (Path(named) / "key").is_file()
+    # A SQLite file of this user has them in the user's state.
+    return not connection.schema
 
 
 def ledger_target(connection: Any) -> str:

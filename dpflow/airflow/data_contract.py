@@ -16,8 +16,10 @@ from dpflow.airflow.task_context import (
     dag_principal,
     identify_run,
     map_failures,
+    name_task_run,
     open_ledger,
     push_result,
+    require_lasting,
 )
 from dpflow.errors import InvalidInput
 
@@ -101,6 +103,9 @@ class DataContractOperator(ServiceTask):
 
         blocks = self.list_blocks()
         contract = self.read_contract(context)
+        project = None if self.project is None else dag_folder(context) / self.project
+        if project is not None:
+            require_lasting(project, "project of Great Expectations")
         outcome = run_contract(
             contract,
             blocks,
@@ -108,7 +113,7 @@ class DataContractOperator(ServiceTask):
             principal=dag_principal(self.dag_id),
             identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
             actions=self.actions,
-            project=None if self.project is None else dag_folder(context) / self.project,
+            project=project,
         )
         table = contract.load_declaration()
         columns = {one.name: one.column or "" for one in contract.checks}
@@ -144,6 +149,7 @@ class DataContractOperator(ServiceTask):
     def _report(
         self, context: Any, outcome: ContractOutcome, tables: Sequence[Table]
     ) -> dict[str, Any]:
+        run = f"{self.dag_id}/{self.task_id}/{name_task_run(context)}"
         for receipt in outcome.receipts:
             # A session's says how many blocks it has.
             is_list = isinstance(receipt.get("blocks"), list)
@@ -151,7 +157,7 @@ class DataContractOperator(ServiceTask):
             # A session's receipt does not say which run paid: it was paid once for all.
             paid = f"epsilon {receipt['epsilon']}, delta {receipt['delta']} of scope {receipt['scope']}"
             stored = (
-                " were paid before; nothing was charged"
+                f" were paid before{f', by {run}' if is_list else ''}; nothing was charged"
                 if receipt.get("replayed")
                 else " pay for it"
             )

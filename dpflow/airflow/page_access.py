@@ -4,13 +4,18 @@ process at the first request.
 
 from __future__ import annotations
 
+import datetime as dt
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.models import Connection
+from airflow.models import Connection, DagRun
+from airflow.models.serialized_dag import SerializedDagModel
+from airflow.utils.session import create_session
+from sqlalchemy import and_, or_, select
 
 try:
     from airflow.sdk.exceptions import AirflowNotFoundException
@@ -19,11 +24,12 @@ except ImportError:  # Airflow 3.1
 
 from dpflow.airflow.connection import ledger_target
 from dpflow.airflow.links import make_task_path
+from dpflow.airflow.run_names import name_run
 from dpflow.catalogue import locate_ledger
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, ShownRelease
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.pages import Audience, Host
 
 #: The first that there is: one with a login that only reads, and that of the tasks.
 CONNECTIONS = ("dpflow_reader", "dpflow_ledger")
@@ -37,7 +43,7 @@ def create_page() -> Any:
         open_view,
         audience=find_audience,
         guards=[requires_access_view(AccessView.PLUGINS)],
-        task_address=_find_task_address,
+        host=AirflowPages(),
     )
 
 
@@ -49,11 +55,30 @@ def find_audience(user: GetUserDep) -> Audience:
     manager = get_auth_manager()
     if manager.is_authorized_dag(method="GET", details=DagDetails(id=_ANY_DAG), user=user):
         return Audience()
-    return Audience(frozenset(manager.get_authorized_dag_ids(user=user, method="GET")))
+    dag_ids = manager.get_authorized_dag_ids(user=user, method="GET")
+    beginnings = ("", *find_beginnings())
+    return Audience(frozenset(f"{start}{dag_id}" for dag_id in dag_ids for start in beginnings))
+
+
+def find_connection() -> Any:
+    """The connection ``dpflow_reader``, or ``dpflow_ledger``; None if there is neither."""
+    for name in CONNECTIONS:
+        with suppress(AirflowNotFoundException):
+            return Connection.get_connection_from_secrets(name)
+    return None
+
+
+def find_beginnings() -> list[str]:
+    """What the ledger writes before ids of this Airflow's DAGs that ask a service: its principal there, which the
+    extra ``principal`` of the page's connection names.
+    """
+    connection = find_connection()
+    principal = connection and connection.extra_dejson.get("principal")
+    return [f"{principal}/"] if principal else []
 
 
 def open_view() -> BudgetView:
-    """The ledger of the connection ``dpflow_reader``, of ``dpflow_ledger``, or of DPFLOW_LEDGER.
+    """The ledger of `find_connection`, or of DPFLOW_LEDGER.
 
     The connection's extra may name ``checkpoints``, a folder, and ``keys``, the verifier keys of who
     signs them. An anchor that it names is not opened.
@@ -61,11 +86,7 @@ def open_view() -> BudgetView:
     Raises:
         InvalidInput: nobody names a ledger, or there is none.
     """
-    for name in CONNECTIONS:
-        try:
-            connection = Connection.get_connection_from_secrets(name)
-        except AirflowNotFoundException:
-            continue
+    if (connection := find_connection()) is not None:
         extras = connection.extra_dejson
         folder, keys = extras.get("checkpoints"), extras.get("keys") or ()
         return BudgetView(
@@ -83,5 +104,61 @@ def open_view() -> BudgetView:
     return BudgetView(place)
 
 
-def _find_task_address(release: ShownRelease) -> str:
-    return make_task_path(release.dag_id, release.run_id, release.task_id)
+class AirflowPages(Host):
+    """Airflow around the page. The ledger knows runs by their identity (`name_run`), Airflow by run ids: its database
+    says which is which.
+    """
+
+    def name_dags(self, dag_id: str) -> list[str]:
+        """The DAG's own id, and that of its runs through a service."""
+        return [dag_id, *(f"{start}{dag_id}" for start in find_beginnings())]
+
+    def name_run(self, dag_id: str, run_id: str) -> str:
+        """The run identity of a run; the run id itself for a run that Airflow does not have."""
+        with create_session() as session:
+            of_run = DagRun.dag_id == dag_id, DagRun.run_id == run_id
+            run = session.scalar(select(DagRun).where(*of_run))
+            if run is None:
+                return run_id
+            day = (run.conf or {}).get("day")
+            context = {
+                "dag_run": run,
+                "logical_date": run.logical_date,
+                "data_interval_start": run.data_interval_start,
+                "data_interval_end": run.data_interval_end,
+                "params": {"day": day},
+                "triggering_asset_events": {"": list(run.consumed_asset_events)},
+                "dag": SerializedDagModel.get_dag(dag_id, session=session) if day else None,
+            }
+            # A day that is none of the schedule's: the run failed, and released nothing.
+            with suppress(InvalidInput):
+                return name_run(context, getattr(run, "partition_key", None), run_id)
+        return run_id
+
+    def find_task_address(self, release: ShownRelease) -> str:
+        """The task in the newest run of this identity, its DAG where Airflow has no such run, and "" for a DAG of
+        another scheduler.
+        """
+        start, slash, dag_id = release.dag_id.rpartition("/")
+        if slash and f"{start}/" not in find_beginnings():
+            return ""
+        run_id = _find_run_id(dag_id, release.run) if release.task_id else ""
+        return make_task_path(dag_id, run_id, release.task_id)
+
+
+def _find_run_id(dag_id: str, name: str) -> str:
+    """The newest run of this identity in Airflow's database, "" for none."""
+    times = []
+    with suppress(ValueError):
+        times = [dt.datetime.fromisoformat(part) for part in name.split("/")]
+    same = [DagRun.run_id == name]
+    if hasattr(DagRun, "partition_key"):
+        same.append(DagRun.partition_key == name)
+    if len(times) == 2:
+        start, end = times
+        same.append(and_(DagRun.data_interval_start == start, DagRun.data_interval_end == end))
+    elif times:
+        same.append(DagRun.logical_date == times[0])
+    newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id, or_(*same))
+    with create_session() as session:
+        return session.scalar(newest.order_by(DagRun.run_after.desc()).limit(1)) or ""

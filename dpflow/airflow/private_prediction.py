@@ -13,6 +13,7 @@ from dpflow.airflow.task_context import (
     map_failures,
     open_ledger,
     read_request,
+    require_lasting,
 )
 
 
@@ -66,12 +67,15 @@ class PrivatePredictionOperator(PrivacyOperator):
         from dpflow.registry import Registry
 
         registry, folder = Registry.load(), dag_folder(context)
+        points, answers = parse_tables(self.points, self.answers, folder)
+        student = None if self.student is None else parse_student(self.student, folder)
+        require_lasting(answers.database, "published file")
+        if student is not None:
+            require_lasting(student.folder, "student")
         request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, ledger)
-        points, answers = parse_tables(self.points, self.answers, folder)
         who = identify_session(plan, self.dag_id)
-        student = None if self.student is None else parse_student(self.student, folder)
         replayed = self.log_session(plan, ledger)
         outcome = label_points(
             plan, points, answers, ledger, registry, student=student, run_identity=who

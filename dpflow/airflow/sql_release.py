@@ -14,6 +14,7 @@ from dpflow.airflow.task_context import (
     dag_folder,
     identify_run,
     map_failures,
+    name_task_run,
     open_ledger,
     require_lasting,
 )
@@ -165,6 +166,7 @@ class SqlReleaseOperator(ServiceTask):
         tables: Sequence[Table],
         output: tuple[Path, str] | None,
     ) -> dict[str, Any]:
+        run = f"{self.dag_id}/{self.task_id}/{name_task_run(context)}"
         scope, blocks, published = answer["scope"], answer["blocks"], answer["published"]
         for release in answer["releases"]:
             charge = (
@@ -173,7 +175,7 @@ class SqlReleaseOperator(ServiceTask):
             self.log.info(
                 "%s: %s; release %s",
                 release["mechanism"],
-                "nothing was charged: this run paid for it before" if release["stored"] else charge,
+                f"nothing was charged: {run} paid for it before" if release["stored"] else charge,
                 release["release_id"],
             )
         self.log.info("%d rows; published in %s", answer["rows"], published or "no view")

@@ -87,6 +87,8 @@ def _open_named_ledger(folder: Path) -> Ledger:
         ) from None
     if "://" not in place:
         require_lasting(Path(place), "ledger")
+    if anchor is not None:
+        require_lasting(anchor, "anchor")
     return Ledger(place, anchor=anchor, create=False)
 
 

@@ -19,9 +19,9 @@ from dpflow.errors import (
     UnexpectedFailure,
     UnknownName,
 )
-from dpflow.ledger import BudgetView, ShownRelease
+from dpflow.ledger import BudgetView
 from dpflow.ui import markup
-from dpflow.ui.pages import PAGES, Audience, Missing, Visit
+from dpflow.ui.pages import PAGES, Audience, Host, Missing, Visit
 
 log = logging.getLogger("dpflow")
 
@@ -58,7 +58,7 @@ def create_app(
     audience: Callable[..., Audience],
     guards: Sequence[Callable[..., Any]] = (),
     prefix: str = "",
-    task_address: Callable[[ShownRelease], str] | None = None,
+    host: Host | None = None,
 ) -> FastAPI:
     """The page as an ASGI application.
 
@@ -67,7 +67,7 @@ def create_app(
         audience: a dependency (FastAPI's) that says who asks, and raises for who may not.
         guards: further dependencies that only raise.
         prefix: below which a proxy passes requests on without taking it away; see `clean_prefix`.
-        task_address: where a release's task is shown, or a session's DAG.
+        host: what the page stands in; by default nothing.
     """
     lazy, below = LazyView(open_view), clean_prefix(prefix)
     app = FastAPI(
@@ -96,7 +96,7 @@ def create_app(
         if name and inner.endswith("/"):
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(f"../{name}{query}")
-        response = _render(lazy, name, who, request, task_address)
+        response = _render(lazy, name, who, request, host or Host())
         response.headers["Server-Timing"] = f"page;dur={1000 * (time.perf_counter() - started):.1f}"
         return response
 
@@ -117,13 +117,13 @@ def _render(
     name: str,
     who: Audience,
     request: Request,
-    task_address: Callable[[ShownRelease], str] | None,
+    host: Host,
 ) -> HTMLResponse:
     view = lazy.get()
     # Each time: it may have been upgraded, or another one be in its place.
     view.check()
     progress = view.catch_up()
-    shown = PAGES[name](Visit(view, who, request.query_params, task_address))
+    shown = PAGES[name](Visit(view, who, request.query_params, host))
     notices = []
     if not progress.complete:
         notices.append(

@@ -38,6 +38,7 @@ class Figures:
     delta_left: str
     spent_share: float
     reserved_share: float
+    near_end: bool
 
     @property
     def used(self) -> float:
@@ -68,6 +69,7 @@ def make_figures(budget: BudgetState) -> Figures:
         delta_left=units_text(max(limits.delta, limits.renyi_delta) - total.delta, DELTA_UNIT),
         spent_share=used - part,
         reserved_share=part,
+        near_end=scope.has_used(total),
     )  # fmt: skip
 
 
@@ -109,7 +111,8 @@ def burn_down(budget: BudgetState, today: dt.date) -> BurnDown:
         points.append((day, 1 - budget.scope.used_share(after)))
         after = _subtract(after, days[day])
     first = min(days, default=today)
-    start = (first, 1 - budget.scope.used_share(after))
+    # The end of the day before: a first day with all charges is a fall from there.
+    start = (first - dt.timedelta(days=1), 1 - budget.scope.used_share(after))
     now = (today, 1 - budget.scope.used_share(budget.spent))
     points = [start, *reversed(points), now]
     end, sentence = _forecast_end(points, first, today)

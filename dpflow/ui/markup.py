@@ -10,7 +10,6 @@ from html import escape
 from urllib.parse import urlencode
 
 from dpflow.html_page import begin_page
-from dpflow.ledger.audit.budget_view import NEAR_END
 
 
 class Markup(str):
@@ -82,10 +81,9 @@ def table(
 _KINDS = {"#": " class=number", "=": " class=line"}
 
 
-def bar(spent: float, reserved: float, label: str) -> Markup:
-    """How much of a budget is spent and reserved, each from 0 to 1."""
-    # As alarms count: 0.7 and 0.1 are 0.8 exactly, though not as floats.
-    level = " near" if round(spent + reserved, 12) >= NEAR_END else ""
+def bar(spent: float, reserved: float, near_end: bool, label: str) -> Markup:
+    """How much of a budget is spent and reserved, each from 0 to 1, and whether alarms count it."""
+    level = " near" if near_end else ""
     parts = [
         f'<span class="{kind}" style="width:{100 * min(max(share, 0), 1):.2f}%"></span>'
         for kind, share in (("spent", spent), ("reserved", reserved))

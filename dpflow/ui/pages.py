@@ -48,19 +48,35 @@ class Audience:
         return self.dags is None or dag_id in self.dags
 
 
+class Host:
+    """What the page stands in: alone it knows DAGs and runs by the ledger's names, and no place of a task."""
+
+    def name_dags(self, dag_id: str) -> Collection[str]:
+        """What the ledger calls a DAG."""
+        return [dag_id]
+
+    def name_run(self, dag_id: str, run_id: str) -> str:
+        """The run identity of a DAG's run."""
+        return run_id
+
+    def find_task_address(self, release: ShownRelease) -> str:
+        """Where the task of a release is shown, or a session's DAG; "" for nowhere."""
+        return ""
+
+
 @dataclass(frozen=True)
 class Visit:
     """One request for a page.
 
     Attributes:
         query: of the address.
-        task_address: where the task of a release is shown, if anywhere.
+        host: what the page stands in.
     """
 
     view: BudgetView
     audience: Audience
     query: Mapping[str, str]
-    task_address: Callable[[ShownRelease], str] | None = None
+    host: Host
 
     def number(self, name: str) -> int:
         """A number of the query; the largest if it has none. Raises `InvalidInput`."""
@@ -148,7 +164,9 @@ def _make_scope_row(summary: ScopeSummary) -> tuple[object, ...]:
 def _render_usage(figures: Any) -> Markup:
     share = f"{100 * figures.used:.0f} %"
     label = f"{share} used: spent {figures.spent}, reserved {figures.reserved} of {figures.granted}"
-    return join(markup.bar(figures.spent_share, figures.reserved_share, label), " ", share)
+    return join(
+        markup.bar(figures.spent_share, figures.reserved_share, figures.near_end, label), " ", share
+    )
 
 
 def show_scope(visit: Visit) -> Page:
@@ -228,14 +246,18 @@ def show_releases(visit: Visit) -> Page:
     if scope:
         visit.view.scope(scope)  # a name that is none would read as a scope without releases
     dags = visit.audience.dags
+    before = visit.number("before")
     if dag_id:
-        dags = {dag_id} if visit.audience.may_see(dag_id) else set()
+        dags = {name for name in visit.host.name_dags(dag_id) if visit.audience.may_see(name)}
     if dag_id and run_id:
-        of_run = visit.view.releases_of_run(dag_id, run_id, task_id or None)
-        releases = [r for r in of_run if visit.audience.may_see(r.dag_id)][: PAGE * 4]
-        more = None
+        run = visit.host.name_run(dag_id, run_id)
+        of_run = [
+            r for name in dags or () for r in visit.view.releases_of_run(name, run, task_id or None)
+        ]
+        releases = [r for r in of_run if visit.audience.may_see(r.dag_id) and r.seq < before]
+        more = releases[PAGE - 1].seq if len(releases) > PAGE else None
+        releases = releases[:PAGE]
     else:
-        before = visit.number("before")
         releases, more = _find_releases(visit, scope or None, dags, task_id, before)
     form = element(
         "form",
@@ -288,7 +310,7 @@ def _make_release_row(release: ShownRelease) -> tuple[object, ...]:
         describe_event(release.event),
         release.state,
         _describe_task(release),
-        release.run_id or release.run,
+        release.run,
     )
 
 
@@ -314,10 +336,10 @@ def show_release(visit: Visit) -> Page:
     settled = visit.view.settled_at(release) if release.state == "settled" else None
     task: object = _describe_task(release)
     # A session belongs to no run: its DAG is shown.
-    if visit.task_address is not None and release.dag_id:
+    if release.dag_id and (address := visit.host.find_task_address(release)):
         # In a new page: within Airflow this one stands in a frame.
         task = Markup(
-            f'<a href="{markup.text(visit.task_address(release))}" target="_blank" rel="noopener">{markup.text(task)}</a>'
+            f'<a href="{markup.text(address)}" target="_blank" rel="noopener">{markup.text(task)}</a>'
         )
     facts: list[tuple[str, object]] = [
         ("Release", element("code", release.release_id)),
@@ -334,10 +356,8 @@ def show_release(visit: Visit) -> Page:
         ("Tries", release.attempts),
         ("Principal", release.principal),
         ("Task", task),
-        ("Run", release.run_id or release.run),
+        ("Run", release.run),
     ]
-    if release.run_id:
-        facts.append(("Run identity", release.run))
     costs = [
         (
             link(at, "scope", name=at, block=block),

@@ -339,12 +339,15 @@ def test_the_test_button(
         "port": url.port, "extra": json.dumps({"anchor": str(anchor), "nonsense": "ignored"}),
     }  # fmt: skip
     assert answers(**place) == (True, "the ledger opens and has 1 granted scope")
-    failed, why = answers(**place | {"extra": json.dumps({"anchor": str(tmp_path / "other")})})
-    assert not failed and "key is not in" in why
-    # Neither the connection nor the environment says where keys and mark are.
+    # A web server has no anchor, and is to have none; the keys of another ledger are a mistake.
+    unreached = "the ledger opens and has 1 granted scope; this server does not reach its anchor"
+    nowhere = json.dumps({"anchor": str(tmp_path / "nowhere")})
+    assert answers(**place | {"extra": nowhere})[1].startswith(unreached)
+    other = json.dumps({"anchor": str(Ledger(tiny.ledger).anchor_folder)})
+    failed, why = answers(**place | {"extra": other})
+    assert not failed and "anchor" in why
     monkeypatch.delenv("DPFLOW_LEDGER_ANCHOR", raising=False)
-    failed, why = answers(**place | {"extra": ""})
-    assert not failed and """the connection's extra: {"anchor": "DIR"}""" in why
+    assert answers(**place | {"extra": ""})[1].startswith(unreached)
     failed, why = answers(**place | {"conn_type": "postgres"})
     assert not failed and "is of type 'postgres'; name one of type 'dpflow_ledger'" in why
     failed, why = answers(**place | {"host": "127.0.0.1", "port": 1, "password": "hunter2"})

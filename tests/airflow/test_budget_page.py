@@ -69,6 +69,8 @@ def page(books: Books, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     managers = Managers()
     for module in (app_module, security, page_access):
         monkeypatch.setattr(module, "get_auth_manager", lambda: managers)
+    # Airflow's database, which tests/airflow/test_page_runs.py has.
+    monkeypatch.setattr(page_access, "_find_run_id", lambda dag_id, name: name)
     root = FastAPI()
     root.mount("/dpflow", PageApplication())
     return TestClient(root, raise_server_exceptions=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 from airflow_names import AirflowFailException
+from airflow_runs import run_dag
 from airflow_tasks import context, make_release
 
 from dpflow.airflow.task_context import open_ledger
@@ -41,6 +44,9 @@ def test_a_ledger_is_in_no_version(tiny: Tiny, bundle: Path) -> None:
     write_catalogue(bundle, ledger="ledger.sqlite")
     with pytest.raises(InvalidInput, match="root: FOLDER in dpflow.yml"):
         open_ledger(None, bundle)
+    write_catalogue(bundle, ledger=str(tiny.ledger), anchor="anchor")
+    with pytest.raises(InvalidInput, match="the anchor anchor would be in a bundle"):
+        open_ledger(None, bundle)
     write_catalogue(bundle, ledger="ledger.sqlite", root=str(tiny.folder))
     assert open_ledger(None, bundle).scopes()
     assert not list(bundle.rglob("*.sqlite"))
@@ -48,7 +54,12 @@ def test_a_ledger_is_in_no_version(tiny: Tiny, bundle: Path) -> None:
 
 def test_nothing_is_written_into_a_version(tiny: Tiny, bundle: Path) -> None:
     """A release that would be published there is not charged, and rows are not loaded; with ``root`` it is published."""
-    from dpflow.airflow import LoadOperator, ReleaseOperator
+    from dpflow.airflow import (
+        DataContractOperator,
+        LoadOperator,
+        PrivatePredictionOperator,
+        ReleaseOperator,
+    )
 
     write_catalogue(bundle, ledger=str(tiny.ledger))
     running = context(tiny)
@@ -66,9 +77,150 @@ def test_nothing_is_written_into_a_version(tiny: Tiny, bundle: Path) -> None:
     )
     with pytest.raises(AirflowFailException, match="private file raw.duckdb would be in a bundle"):
         load.execute(running)
+    docs = DataContractOperator(task_id="c", table="visits.yml", project="gx")
+    with pytest.raises(AirflowFailException, match="project of Great Expectations gx would be in"):
+        docs.execute(running)
+    session = make_release(mechanism="private_knn", params={"epsilon": "0.5"})
+    predictions = PrivatePredictionOperator(
+        task_id="p",
+        session=session,
+        points={"database": "in.duckdb", "table": "p", "key": "id"},
+        answers={"database": "out.duckdb", "table": "a"},
+    )
+    with pytest.raises(
+        AirflowFailException, match="published file out.duckdb would be in a bundle"
+    ):
+        predictions.execute(running)
     assert not list(bundle.rglob("*.duckdb"))
     write_catalogue(
         bundle, ledger="ledger.sqlite", root=str(tiny.folder), output={"database": "out.duckdb"}
     )
     receipt = ReleaseOperator(task_id="t", release=make_release()).execute(running)
     assert receipt["published"] == "out.duckdb:releases" and (tiny.folder / "out.duckdb").exists()
+
+
+#: As Airflow's bundle of Git: a checkout for each version, which Airflow removes.
+GIT_BUNDLE = """
+import subprocess
+from pathlib import Path
+from airflow.dag_processing.bundles.base import BaseDagBundle
+
+class GitBundle(BaseDagBundle):
+    supports_versioning = True
+
+    def __init__(self, *, repository, **kwargs):
+        super().__init__(**kwargs)
+        self.repository = repository
+
+    def initialize(self):
+        if not self.path.exists():
+            subprocess.run(["git", "clone", "-q", self.repository, self.path], check=True)
+            if self.version:
+                subprocess.run(["git", "-C", self.path, "checkout", "-q", self.version], check=True)
+        super().initialize()
+
+    @property
+    def path(self):
+        return self.versions_dir / self.version if self.version else self.base_dir / "newest"
+
+    def get_current_version(self):
+        return self.version
+
+    def refresh(self): ...
+"""
+GIT_RUNS = """
+import contextlib
+from airflow.dag_processing.bundles.base import BundleUsageTrackingManager, BundleVersionLock
+from airflow.dag_processing.bundles.manager import DagBundlesManager
+
+os.environ.pop("AIRFLOW_CONN_DPFLOW_LEDGER", None)
+DagBundlesManager().sync_bundles_to_db()
+paths = []
+for version in os.environ["VERSIONS"].split():
+    bundle = DagBundlesManager().get_bundle("team", version=version)
+    with BundleVersionLock(bundle_name="team", bundle_version=version):
+        bundle.initialize()
+        bag = DagBag(bundle.path / "d.py", load_op_links=False, bundle_path=bundle.path, **({"bundle_name": "team"} if names else {}))
+        sync_bag_to_db(bag, "team", version)
+        dag = bag.dags["d"]
+        run(2)
+        if len(paths) == 1:
+            run(3)
+    paths.append(bundle.path)
+    seen[-1]["file"] = dag.fileloc
+    # It may remember a version that it removed before.
+    with contextlib.suppress(FileNotFoundError):
+        BundleUsageTrackingManager().remove_stale_bundle_versions()
+    seen[-1]["left"] = bundle.path.exists()
+"""
+GIT_DAG = """
+from datetime import datetime
+from airflow.sdk import DAG
+from dpflow.airflow import BudgetCheckOperator, DataContractOperator, ReleaseOperator
+
+with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), max_active_runs=1):
+    budget = BudgetCheckOperator(task_id="budget")
+    contract = DataContractOperator(task_id="contract", table="visits", blocks="2020-01-01")
+    budget >> contract >> ReleaseOperator(task_id="release", release="daily.yml", blocks="2020-01-01")
+"""
+
+
+def test_a_git_bundle_keeps_no_state(tiny: Tiny, airflow_database: Path) -> None:
+    """DAG, release, declaration and dpflow.yml come from a checkout of each version, which Airflow's own clean-up takes
+    away after the run. Ledger, anchor and published file are where ``root`` is: a later version's run of the same
+    interval pays nothing.
+    """
+    repository, home = tiny.folder / "repository", tiny.folder / "bundles"
+    repository.mkdir()
+    declaration = yaml.safe_load((tiny.folder / "visits.yml").read_text())
+    (repository / "visits.yml").write_text(
+        yaml.safe_dump(declaration | {"database": str(tiny.database)})
+    )
+    write_catalogue(
+        repository, root=str(tiny.folder), ledger="ledger.sqlite", scope="visits",
+        output={"database": "out.duckdb"}, tables={"visits": "visits.yml"},
+    )  # fmt: skip
+    release = make_release(table="visits", params={"epsilon": "0.25"})
+    del release["blocks"], release["scope"]
+    (repository / "daily.yml").write_text(yaml.safe_dump(release))
+    (repository / "d.py").write_text(GIT_DAG)
+    (tiny.folder / "git_bundle.py").write_text(GIT_BUNDLE)
+
+    def git(*words: str) -> str:
+        names = ("-c", "user.name=a", "-c", "user.email=a@b.invalid")
+        command = ["git", "-C", str(repository), *names, *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    versions = []
+    for text in ("", "# another version\n"):
+        (repository / "d.py").write_text(text + GIT_DAG)
+        git("add", "-A")
+        git("commit", "-qm", "a version")
+        versions.append(git("rev-parse", "HEAD"))
+    bundles = [
+        {
+            "name": "team",
+            "classpath": "git_bundle.GitBundle",
+            "kwargs": {"repository": str(repository)},
+        }
+    ]
+    output: list[str] = []
+    first, again, other = run_dag(
+        tiny, airflow_database, GIT_DAG, GIT_RUNS, output, VERSIONS=" ".join(versions),
+        PYTHONPATH=str(tiny.folder), AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH=str(home),
+        AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST=json.dumps(bundles),
+        AIRFLOW__DAG_PROCESSOR__STALE_BUNDLE_CLEANUP_MIN_VERSIONS="0",
+        AIRFLOW__DAG_PROCESSOR__STALE_BUNDLE_CLEANUP_AGE_THRESHOLD="0",
+    )  # fmt: skip
+    for run in (first, again, other):
+        assert run["state"] == "success", "".join(output)[-3000:]
+    assert [(run["file"].startswith(str(home)), run["left"]) for run in (first, other)] == [
+        (True, False)
+    ] * 2
+    assert first["file"] != other["file"]
+    # Of the same interval once, and once of another.
+    releases = Ledger(tiny.ledger).releases()
+    assert len(releases) == 2 and all(one.settled for one in releases)
+    assert (tiny.folder / "out.duckdb").exists()
+    assert not [file for file in home.rglob("*") if file.suffix in (".sqlite", ".duckdb")]

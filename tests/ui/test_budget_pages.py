@@ -21,7 +21,7 @@ from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.books.records import Remaining
 from dpflow.ledger.history.checkpoint import Checkpoint, open_note
 from dpflow.ledger.storage import schema
-from dpflow.ui.pages import PAGES
+from dpflow.ui.pages import PAGES, Host
 
 if TYPE_CHECKING:
     from budget_books import Books
@@ -264,17 +264,52 @@ def test_a_run_and_a_task_have_their_releases(visit: Any) -> None:
     assert "None." in visitor.get("releases?dag_id=daily&run_id=manual__never")
 
 
+@pytest.mark.parametrize(
+    ("cost", "near"), [("0.79999", False), ("0.799999999", False), ("0.8", True), ("0.99999", True)]
+)
+def test_bar_alarm_and_report_count_exactly(
+    books: Books, visit: Any, cost: str, near: bool
+) -> None:
+    """Four fifths, by the same amounts: no rounding takes a budget across in one place only."""
+    from dpflow.airflow.budget_report import summarise_budgets
+
+    books.ledger.grant("edge", 1, 0, table=None, filter="basic", principal="owner")
+    books.release("edge", "one", cost)
+    visitor = visit()
+    assert ("edge</a> is used by" in visitor.get("alarms")) == near
+    assert ('class="bar near"' in visitor.get("scope?name=edge")) == near
+    report = summarise_budgets(books.ledger.remaining("edge"))
+    assert (report["nearly_exhausted"], report["exhausted"]) == (int(near), 0)
+
+
+def test_a_run_with_many_releases_is_paged(
+    books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mapped task of a backfill charges often: all of it is shown, and nothing is left out in silence."""
+    monkeypatch.setattr("dpflow.ui.pages.PAGE", 3)
+    for number in range(7):
+        books.release("visits", f"mapped{number}", "0.001", dag="daily", run_id="scheduled__many")
+    visitor, address, names = visit(), "releases?dag_id=daily&run_id=scheduled__many", []
+    while address:
+        rows = visitor.read_tables(address)["Releases and sessions, the newest first"]
+        names += [row["Release"] for row in rows]
+        older = re.search(r'href="(releases[^"]*before=[0-9]+)"', visitor.get(address))
+        address = older[1].replace("&amp;", "&") if older else ""
+    assert names == [f"mapped{number}" for number in reversed(range(7))]
+
+
 HOSTILE = """manual__"><script>alert(1)</script>&x=%2e%2e/../?#'é"""
 
 
 def test_hostile_names_stay_text(books: Books, visit: Any) -> None:
     """A run id and a name that would end an attribute, an element or an address."""
     released = books.release("visits", HOSTILE, "0.01", dag="daily", run_id=HOSTILE)
-    visitor = visit(
-        task_address=lambda release: (
-            f"/dags/{quote(release.dag_id, safe='')}/runs/{quote(release.run_id, safe='')}"
-        )
-    )
+
+    class Airflow(Host):
+        def find_task_address(self, release: Any) -> str:
+            return f"/dags/{quote(release.dag_id, safe='')}/runs/{quote(release.run, safe='')}"
+
+    visitor = visit(host=Airflow())
     row = visitor.read_tables("releases")["Releases and sessions, the newest first"][0]
     assert row["Release"] == row["Run"] == HOSTILE
     query = urlencode({"dag_id": "daily", "run_id": HOSTILE})

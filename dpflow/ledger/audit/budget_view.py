@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import json
 import sys
 import threading
 import time
@@ -29,6 +28,7 @@ from dpflow.ledger.audit.recheck import read_body
 from dpflow.ledger.audit.signed_notes import SignedNote, read_notes
 from dpflow.ledger.books import charges, grants
 from dpflow.ledger.books.records import (
+    NEAR_END,
     UNREADABLE_ROW,
     Entry,
     GrantProposal,
@@ -41,8 +41,6 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.read_only import ReadOnlyDatabase
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns, prepare_lookup
 
-#: A block that used so much is near its end.
-NEAR_END = 0.8
 #: Seconds after which a charge without a result is called an orphan: no task draws for so long.
 ORPHAN_AGE = 3600
 _CHUNK = 2_000  # entries that are indexed in one go, about 20 ms
@@ -115,14 +113,18 @@ _OF_PERIOD = sa.func.substr(_A.block, 1, sa.bindparam("length", type_=sa.Integer
 )
 
 
-def _count_near(used: Any, *conditions: Any) -> Any:
-    # Not as parameters, which SQLAlchemy 2.0 sends without types: PostgreSQL takes them for texts.
-    near = sa.func.sum(
-        sa.case(
-            (used >= sa.literal_column(str(NEAR_END)), sa.literal_column("1")),
-            else_=sa.literal_column("0"),
-        )
+def _count_near(*conditions: Any) -> Any:
+    """Blocks, and how many of them are near their end, as `Scope.has_used` says."""
+
+    def reaches(column: sa.Column[Any], name: str) -> Any:
+        return column >= sa.bindparam(f"near_{name}", type_=sa.BigInteger)
+
+    is_near = sa.and_(
+        sa.or_(reaches(_A.epsilon, "epsilon"), reaches(_A.delta, "delta")),
+        sa.or_(reaches(_A.renyi, "renyi"), reaches(_A.delta, "renyi_delta")),
     )
+    # Not as parameters, which SQLAlchemy 2.0 sends without types: PostgreSQL takes them for texts.
+    near = sa.func.sum(sa.case((is_near, sa.literal_column("1")), else_=sa.literal_column("0")))
     counts = sa.select(sa.func.count().label("blocks"), near.label("near"))
     return counts.where(_OF_SCOPE, *conditions)
 
@@ -150,8 +152,8 @@ def _prepare_used(
     return Prepared(make(on_sqlite, *conditions), lambda: make(on_postgresql, *conditions))
 
 
-_COUNTS, _FULLEST = _prepare_used(_count_near), _prepare_used(_select_fullest)
-_COUNTS_NOW = _prepare_used(_count_near, _OF_PERIOD)
+_COUNTS, _FULLEST = Prepared(_count_near()), _prepare_used(_select_fullest)
+_COUNTS_NOW = Prepared(_count_near(_OF_PERIOD))
 _FULLEST_NOW = _prepare_used(_select_fullest, _OF_PERIOD)
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
@@ -201,8 +203,7 @@ class ShownRelease:
         dag_id: empty outside Airflow.
         question: what it asked, such as ``count by month, from orders``.
         charges: scope, block and cost of each budget that paid.
-        run: its run identity: a data interval, a partition, or a name and revision.
-        run_id: Airflow's run that charged it; "" outside Airflow.
+        run: its run identity: a data interval, a partition, Airflow's run id, or a name and revision.
         params: what its mechanism was given, as far as it is asked for by everybody who plans.
         answers: of a session, how often it answered.
         gate: of a gate, how often it answers, by what is counted; None for anything else.
@@ -226,7 +227,6 @@ class ShownRelease:
     dag_id: str
     task_id: str
     run: str
-    run_id: str
     principal: str
     attempts: int
     charges: tuple[tuple[str, str, Cost], ...]
@@ -351,13 +351,14 @@ class BudgetView:
         self, transaction: Transaction, index: HistoryIndex, scope: Scope
     ) -> ScopeSummary:
         limits: dict[str, Any] = _invert_limits(scope.capacity)
-        count, fullest, name = _COUNTS, _FULLEST, ""
+        near = {f"near_{n}": least for n, least in vars(scope.sums_at(NEAR_END)).items()}
+        count, fullest, name, of_period = _COUNTS, _FULLEST, "", dict[str, Any]()
         if scope.filter.period is not None:
             name = name_period(scope.filter.period, charges.today())
             count, fullest = _COUNTS_NOW, _FULLEST_NOW
-            limits |= {"period": name, "length": len(name)}
-        counts = transaction.first(count, scope=scope.scope, **limits)
-        row = transaction.first(fullest, scope=scope.scope, **limits)
+            of_period = {"period": name, "length": len(name)}
+        counts = transaction.first(count, scope=scope.scope, **near, **of_period)
+        row = transaction.first(fullest, scope=scope.scope, **limits, **of_period)
         budget = _make_budget(scope, name if row is None else row.block, row, index)
         return ScopeSummary(budget, counts.blocks, counts.near or 0)
 
@@ -409,12 +410,16 @@ class BudgetView:
             return _show_releases(transaction, index, numbers)
 
     def releases_of_run(
-        self, dag_id: str, run_id: str, task_id: str | None = None
+        self, dag_id: str, run: str, task_id: str | None = None
     ) -> list[ShownRelease]:
-        """What the tasks of a run of Airflow's charged or were given again, the newest first."""
+        """What the tasks of a run of Airflow's charged or were given again, the newest first.
+
+        Args:
+            run: the run identity (`ShownRelease.run`).
+        """
         with self._read() as (transaction, index):
             tasks = index.list_tasks(dag_id) if task_id is None else [task_id]
-            runs = [{"run": make_slot(dag_id, run_id, task).run} for task in tasks]
+            runs = [{"run": make_slot(dag_id, run, task).run} for task in tasks]
             if not runs:
                 return []
             ids = {row.release_id for row in transaction.rows(_SLOTS, rows=runs)}
@@ -571,7 +576,6 @@ def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelea
         dag_id=row.dag_id or _read_dag_id(row.principal),
         task_id=row.task_id,
         run=row.run_identity,
-        run_id=_read_run_id(body["slot"]) if row.dag_id else "",
         principal=row.principal,
         attempts=row.attempts,
         charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
@@ -590,14 +594,6 @@ def _read_widths(stored: Any) -> dict[str, float]:
     numbers = {m: w for m, w in pairs if isinstance(w, (int, float)) and not isinstance(w, bool)}
     # Larger than any double, or none at all, is no width that was planned.
     return {m: float(w) for m, w in numbers.items() if abs(w) <= sys.float_info.max}
-
-
-def _read_run_id(slot: Sequence[str] | None) -> str:
-    """Airflow's run id in a slot that `make_slot` wrote, "" outside Airflow."""
-    try:
-        return str(json.loads(slot[0])[1]) if slot else ""
-    except (ValueError, IndexError, TypeError):
-        return ""
 
 
 def _read_dag_id(principal: str) -> str:

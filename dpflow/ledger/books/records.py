@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
+import math
 import re
 import unicodedata
 from collections.abc import Mapping
@@ -25,6 +26,8 @@ from dpflow.errors import InvalidInput, LedgerCorrupt
 
 Point = int | dt.datetime  # in the history: an entry's number, or a time with its zone
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
+#: A budget that used such a share is near its end.
+NEAR_END = Fraction(4, 5)
 
 
 def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 200) -> str:
@@ -314,6 +317,19 @@ class Scope:
     def capacity(self) -> Capacity:
         """What each budget is compared with, in whole units."""
         return Capacity(*[CLOSED] * 4) if self.closed else self.filter.capacity()
+
+    def sums_at(self, share: Fraction) -> Capacity:
+        """The least sums at which a budget is used by a share; 0 on a path that is closed."""
+        limits = vars(self.capacity).values()
+        # Where a path grants nothing of an amount, the first unit of it uses the path up.
+        least = (0 if limit == CLOSED else max(1, math.ceil(share * limit)) for limit in limits)
+        return Capacity(*least)
+
+    def has_used(self, spent: Cost, share: Fraction = NEAR_END) -> bool:
+        """Whether a share of a budget is gone, exactly: on each path one of its sums."""
+        least = self.sums_at(share)
+        on_sums = spent.epsilon >= least.epsilon or spent.delta >= least.delta
+        return on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta)
 
     def used_share(self, spent: Cost) -> float:
         """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts
