@@ -77,7 +77,11 @@ def taken_over(ledger, ask, n):
 
 
 ALL_LIVES = (one_shot, session, in_a_quota, taken_over)
-LIVES = [*ALL_LIVES[:2], *(pytest.param(life, marks=pytest.mark.slow) for life in ALL_LIVES[2:])]
+#: Lives, and after which of their statements something happens: every one under `make slow`.
+LIVES = [
+    *((life, 3) for life in ALL_LIVES[:2]),
+    *(pytest.param(life, 1, marks=pytest.mark.slow) for life in ALL_LIVES),
+]
 
 
 @pytest.fixture
@@ -151,13 +155,13 @@ def books(ledger: Ledger) -> tuple[int, int]:
     return len(charged), cost.epsilon
 
 
-@pytest.mark.parametrize("life", LIVES)
-def test_killed_after_any_statement(ledger, ask, life):
+@pytest.mark.parametrize(("life", "every"), LIVES)
+def test_killed_after_any_statement(ledger, ask, life, every):
     """SIGKILL after the n-th statement, for every n: the retry finds or makes the one charge and
     the one result.
     """
-    whole = statements_of(life, ledger, ask)
-    for n in range(1, whole + 1):
+    numbers = range(1, statements_of(life, ledger, ask) + 1, every)
+    for n in numbers:
 
         def doomed(n: int = n) -> Any:
             fault_points.after_statement = at_statement(
@@ -168,9 +172,9 @@ def test_killed_after_any_statement(ledger, ask, life):
         code, shown = forked(doomed)
         assert (code, shown) == (-signal.SIGKILL, None)
         assert life(ledger, ask, n) == life(ledger, ask, n)
-    assert books(ledger)[0] == whole + 2
+    assert books(ledger)[0] == len(numbers) + 2
     for _, cost in ledger.remaining("days/team").spent + ledger.remaining("flights").spent:
-        assert cost.epsilon in (0, (whole + 2) * 10**6)
+        assert cost.epsilon in (0, (len(numbers) + 2) * 10**6)
     assert ledger.verify().ok
 
 
@@ -255,22 +259,24 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
     assert ledger.verify().ok
 
 
-@pytest.mark.parametrize("life", LIVES)
-def test_an_exception_after_any_statement(ledger, ask, life):
+@pytest.mark.parametrize(("life", "every"), LIVES)
+def test_an_exception_after_any_statement(ledger, ask, life, every):
     """An exception at the n-th statement undoes its transaction, whose ledger object goes on."""
-    whole = statements_of(life, ledger, ask)
+    numbers = range(1, statements_of(life, ledger, ask) + 1, every)
 
     def fail() -> None:
         raise fault_points.FaultInjected
 
-    for n in range(1, whole + 1):
+    for n in numbers:
         with hooked(at_statement(n, fail)), pytest.raises(fault_points.FaultInjected):
             life(ledger, ask, n)
         assert life(ledger, ask, n) == life(ledger, ask, n)
-    assert books(ledger)[0] == whole + 2 and ledger.verify().ok
+    assert books(ledger)[0] == len(numbers) + 2 and ledger.verify().ok
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize(
+    "life", [one_shot, *(pytest.param(life, marks=pytest.mark.slow) for life in ALL_LIVES[1:])]
+)
 def test_a_connection_lost_after_any_statement(postgres, tmp_path, ask, life, caplog, monkeypatch):
     """pg_terminate_backend after the n-th statement: retryable and silent, and the retry completes.
 
