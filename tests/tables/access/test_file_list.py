@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from duckdb_files import duckdb_file
+from duckdb_files import duckdb_file, load_texts
 
 from dpflow import Ledger, load_table, plan, release
 from dpflow.core.contract.declaration import Table
@@ -83,14 +83,9 @@ class ParquetFiles:
         root.mkdir()
         ((name, (columns, rows)),) = relations.items()
         casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
-        listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
         with duckdb_file() as connection:
-            connection.execute(
-                f"SET TimeZone = 'UTC'; CREATE TABLE texts (row_place INTEGER, {listed})"
-            )
-            marks = ", ".join("?" for _ in range(len(columns) + 1))
-            for n, row in enumerate(rows):
-                connection.execute(f"INSERT INTO texts VALUES ({marks})", [n, *row])
+            connection.execute("SET TimeZone = 'UTC'")
+            load_texts(connection, columns, rows)
             for part in range(2):
                 query = f"SELECT {casts} FROM texts WHERE row_place % 2 = {part}"
                 connection.sql(query).write_parquet(str(root / f"{part}.parquet"))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from duckdb_files import duckdb_file
+from duckdb_files import duckdb_file, load_texts
 
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import PluginError, TableInterrupted, UnknownName
@@ -34,20 +34,11 @@ class Files:
         path = self.folder / f"{self.made}.duckdb"
         with duckdb_file(path) as connection:
             for name, (columns, rows) in relations.items():
-                listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
-                connection.execute(f"CREATE TEMP TABLE texts ({listed})")
-                marks = ", ".join("?" for _ in columns)
-                for start in range(0, len(rows), 50):
-                    part = rows[start : start + 50]
-                    connection.execute(
-                        f"INSERT INTO texts VALUES {', '.join(f'({marks})' for _ in part)}",
-                        [text for row in part for text in row],
-                    )
+                load_texts(connection, columns, rows)
                 casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
                 connection.execute(
                     f"SET TimeZone = 'UTC'; CREATE TABLE {name} AS SELECT {casts} FROM texts"
                 )
-                connection.execute("DROP TABLE texts")
         return {"database": path}
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from duckdb_files import duckdb_file
+from duckdb_files import duckdb_file, load_texts
 from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
@@ -71,11 +71,7 @@ class ParquetFolders:
         """One file."""
         with duckdb_file() as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            listed = ", ".join(f'"{column}" VARCHAR' for column in columns)
-            connection.execute(f"CREATE TABLE texts ({listed})")
-            if rows:
-                marks = ", ".join("?" for _ in columns)
-                connection.executemany(f"INSERT INTO texts VALUES ({marks})", rows)
+            load_texts(connection, columns, rows)
             casts = ", ".join(f'CAST("{c}" AS {kind}) AS "{c}"' for c, kind in columns.items())
             connection.execute(f"COPY (SELECT {casts} FROM texts) TO '{file}' (FORMAT parquet)")
 
