@@ -10,14 +10,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from dpflow.core.contract.requests import PerUnit
 from dpflow.core.sampling.randomness import SystemSource
+from dpflow.demo import job
+from dpflow.demo.facts import DemoFacts
 from dpflow.demo.job import load_analyst, prepare_workspace
 from dpflow.demo.workspace import Workspace, create_workspace
+from dpflow.engine import RunIdentity, make_plan, release
+from dpflow.engine.releases.request import parse_request
 from dpflow.engine.sessions.candidate import Submission, load_candidate
+from dpflow.engine.sessions.holdout_gate import judge_all
+from dpflow.engine.sessions.session import Session
 from dpflow.errors import PlanRefused
 from dpflow.mechanisms.mean_gate import MeanGate, MeanGateParams
+from dpflow.registry import Registry
 from dpflow.tables import open_rows
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.private import PrivateTable
@@ -67,12 +75,17 @@ def loaded(candidate: dict[str, Any]) -> Any:
     )
 
 
-def gate() -> MeanGateParams:
-    """The parameters that the DAG opens its gate with, read without importing Airflow."""
+def gate_request() -> dict[str, Any]:
+    """The session of the DAG's gate, read without importing Airflow."""
     for node in ast.parse((DAGS / "flights_model.py").read_text()).body:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "GATE":
-            return MeanGateParams.model_validate(ast.literal_eval(node.value)["params"])
+            return dict(ast.literal_eval(node.value))
     raise AssertionError("the DAG defines no GATE")
+
+
+def gate() -> MeanGateParams:
+    """The parameters that the DAG opens its gate with."""
+    return MeanGateParams.model_validate(gate_request()["params"])
 
 
 @pytest.mark.parametrize("name", TABLES)
@@ -247,3 +260,43 @@ def test_a_climber_goes_on_from_what_passed(world: World, tmp_path: Path) -> Non
     }
     kinds = [one["notes"]["kind"] for one in climber.make_submissions("third", 24)]
     assert kinds.index("freedman") == 21 and kinds.count("honest") == 23
+
+
+def test_the_demo_ends_on_what_its_dags_left(
+    world: World, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its steps after Airflow, on a day that is paid and a session with verdicts: the stored session is opened
+    again and not charged, one release more is refused, the ledger verifies, and report and table show the gate.
+    """
+    workspace, registry, day = world.workspace, Registry.load(), str(job.FIRST_DAY)
+    ledger = workspace.open_ledger()
+    session = Session.open(
+        make_plan(parse_request(gate_request(), workspace.dags), registry), ledger, registry
+    )
+    chosen = world.candidates[-2:]
+    assert [one["notes"]["kind"] for one in chosen] == ["honest", "freedman"]
+    verdicts = judge_all([lambda: session], chosen)
+    fresh = world.analyst.score_on_holdout(workspace.private_database, chosen)
+    request = parse_request(
+        {"name": "a day", "mechanism": "count", "table": "tables/flights.yml", "scope": "flights"}
+        | {"blocks": [day], "params": {"epsilon": job.DAILY[0]}},
+        workspace.dags,
+    )
+    release(
+        make_plan(request, registry), ledger, registry, run_identity=RunIdentity.of_request(request)
+    )
+    before = ledger.remaining("flights_holdout").rows()
+    steps = [name.__name__ for _, name, _ in job.STEPS]
+    facts = DemoFacts(days=[day], steps=steps[: steps.index("submit_stolen_fit")])
+    facts.verdicts = [
+        verdict | {"kind": one["notes"]["kind"], "fresh": score}
+        for verdict, one, score in zip(verdicts, chosen, fresh, strict=True)
+    ]
+    job.Demo(workspace, facts).save_facts()
+    ended = job.run_demo(workspace.root, 1, Console(width=200), resume=True)
+    assert ended.steps == steps and ledger.remaining("flights_holdout").rows() == before
+    assert ended.naive["session"] == session.id and ended.naive["verdict"] == "yes"
+    assert "0 of 2 is left" in ended.refusal and "entries verified" in ended.verified
+    assert "The gate</h2>" in workspace.report.read_text()
+    shown = capsys.readouterr().out
+    assert "gate verdicts" in shown and all(one["name"] in shown for one in chosen)
