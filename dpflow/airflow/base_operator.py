@@ -306,7 +306,7 @@ def describe_template_error(message: str, context: Mapping[str, Any]) -> str:
         return f"{text}; change the template"
     return (
         f"{text}; this run has no logical date, so ds, ts, logical_date and data_interval_start do not "
-        f"exist in it: run a day of the schedule by airflow backfill create --dag-id DAG --from-date DAY --to-date DAY, "
+        f"exist in it: run a day of the schedule by airflow backfill create --dag-id DAG --from-date DAY --to-date DAYT23:59, "
         f"give the DAG a param day, or write run_id or partition_key instead"
     )
 

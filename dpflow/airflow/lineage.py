@@ -45,12 +45,23 @@ FIELDS = (
 )
 
 
+def name_schema(facet: str) -> str:
+    """The address of a facet's JSON schema: its path in this repository and in the wheel, with its version. A change
+    of a facet's fields is another file.
+    """
+    return f"urn:dpflow:dpflow/airflow/facets/{facet}-1-0-0.json#/$defs/{facet}"
+
+
 @attrs.define
 class DeclarationFacet(DatasetFacet):
     """Of a private table: which declaration of it was read, and whom it protects."""
 
     declaration_digest: str
     protects: str
+
+    @staticmethod
+    def _get_schema() -> str:
+        return name_schema("DeclarationDatasetFacet")
 
 
 @attrs.define
@@ -62,6 +73,10 @@ class PrivacyCostFacet(RunFacet):
     """
 
     releases: list[dict[str, Any]]
+
+    @staticmethod
+    def _get_schema() -> str:
+        return name_schema("PrivacyCostRunFacet")
 
 
 def make_lineage(notes: Iterable[ReleaseNote | ContractNote | LoadNote]) -> OperatorLineage:

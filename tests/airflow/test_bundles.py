@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,7 @@ import yaml
 from airflow_names import AirflowFailException
 from airflow_runs import run_dag
 from airflow_tasks import context, make_release
+from git_bundle import commit_all
 
 from dpflow.airflow.task_context import open_ledger
 from dpflow.errors import InvalidInput
@@ -99,35 +99,6 @@ def test_nothing_is_written_into_a_version(tiny: Tiny, bundle: Path) -> None:
     assert receipt["published"] == "out.duckdb:releases" and (tiny.folder / "out.duckdb").exists()
 
 
-#: As Airflow's bundle of Git: a checkout for each version, which Airflow removes.
-GIT_BUNDLE = """
-import subprocess
-from pathlib import Path
-from airflow.dag_processing.bundles.base import BaseDagBundle
-
-class GitBundle(BaseDagBundle):
-    supports_versioning = True
-
-    def __init__(self, *, repository, **kwargs):
-        super().__init__(**kwargs)
-        self.repository = repository
-
-    def initialize(self):
-        if not self.path.exists():
-            subprocess.run(["git", "clone", "-q", self.repository, self.path], check=True)
-            if self.version:
-                subprocess.run(["git", "-C", self.path, "checkout", "-q", self.version], check=True)
-        super().initialize()
-
-    @property
-    def path(self):
-        return self.versions_dir / self.version if self.version else self.base_dir / "newest"
-
-    def get_current_version(self):
-        return self.version
-
-    def refresh(self): ...
-"""
 GIT_RUNS = """
 import contextlib
 from airflow.dag_processing.bundles.base import BundleUsageTrackingManager, BundleVersionLock
@@ -184,20 +155,10 @@ def test_a_git_bundle_keeps_no_state(tiny: Tiny, airflow_database: Path) -> None
     del release["blocks"], release["scope"]
     (repository / "daily.yml").write_text(yaml.safe_dump(release))
     (repository / "d.py").write_text(GIT_DAG)
-    (tiny.folder / "git_bundle.py").write_text(GIT_BUNDLE)
-
-    def git(*words: str) -> str:
-        names = ("-c", "user.name=a", "-c", "user.email=a@b.invalid")
-        command = ["git", "-C", str(repository), *names, *words]
-        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
-
-    git("init", "-q")
     versions = []
     for text in ("", "# another version\n"):
         (repository / "d.py").write_text(text + GIT_DAG)
-        git("add", "-A")
-        git("commit", "-qm", "a version")
-        versions.append(git("rev-parse", "HEAD"))
+        versions.append(commit_all(repository))
     bundles = [
         {
             "name": "team",
@@ -208,7 +169,7 @@ def test_a_git_bundle_keeps_no_state(tiny: Tiny, airflow_database: Path) -> None
     output: list[str] = []
     first, again, other = run_dag(
         tiny, airflow_database, GIT_DAG, GIT_RUNS, output, VERSIONS=" ".join(versions),
-        PYTHONPATH=str(tiny.folder), AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH=str(home),
+        PYTHONPATH=str(Path(__file__).parents[1]), AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH=str(home),
         AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST=json.dumps(bundles),
         AIRFLOW__DAG_PROCESSOR__STALE_BUNDLE_CLEANUP_MIN_VERSIONS="0",
         AIRFLOW__DAG_PROCESSOR__STALE_BUNDLE_CLEANUP_AGE_THRESHOLD="0",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -48,7 +50,17 @@ start(dt.datetime(2020, 1, 2, 3, tzinfo=dt.UTC))   # the schedule's interval fro
 start(None, {"day": "2020-01-01"})
 start(dt.datetime.now(dt.UTC), {"day": "2020-01-02"})   # as airflow dags test does
 start(None)
+
+import shlex
+from airflow.cli import cli_parser
+from airflow.models.backfill import _get_info_list
+from airflow.models.serialized_dag import SerializedDagModel
+
+asked = cli_parser.get_parser().parse_args(shlex.split(os.environ["PAGE_COMMAND"])[1:])
+runs = _get_info_list(dag=SerializedDagModel.get_dag("d"), from_date=asked.from_date, to_date=asked.to_date, reverse=False)
+seen.append([str(run.data_interval.start) for run in runs])
 """
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "schedule-in-airflow.md"
 
 
 def test_a_day_by_hand_is_the_schedules_run(tiny: Tiny, airflow_database: Any) -> None:
@@ -56,7 +68,12 @@ def test_a_day_by_hand_is_the_schedules_run(tiny: Tiny, airflow_database: Any) -
     pays.
     """
     output: list[str] = []
-    seen = run_dag(tiny, airflow_database, DAG_FILE, RUNS, output)
+    (command,) = re.findall(r"^\$ (airflow backfill create .*)$", PAGE.read_text(), re.MULTILINE)
+    *seen, backfilled = run_dag(
+        tiny, airflow_database, DAG_FILE, RUNS, output, PAGE_COMMAND=command
+    )
+    # The page's command makes the one run of its day.
+    assert backfilled == ["2026-01-01 03:00:00+00:00"]
     assert seen == [["skipped", 0], ["success", 1], ["success", 2], ["success", 3], ["failed", 3]]
     spent = {r["block"]: r["epsilon_spent"] for r in Ledger(tiny.ledger).remaining("visits").rows()}
     assert spent == {"2020-01-01": "0.5", "2020-01-02": "0.5"}
