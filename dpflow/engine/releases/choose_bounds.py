@@ -1,14 +1,15 @@
 """Contribution bounds that a released profile chooses, where nobody fixed them.
 
-A profile is the newest settled release of the mechanism `contributions` that is called ``contributions of
-TABLE``, in the scope that pays or one above it. The rule: the error of each measure is taken to be the median
-size of its noise plus what the bounds cut of one group in the mean, in rows of the largest value. A row that is
-cut takes half of that from a sum. Of a mean or variance the noise grows as the rows that are kept get fewer,
-and a row that is cut moves it by an eighth of what a row can: the rows that are kept speak for those that are
-cut, but for how these differ. The bounds with the least product of these errors are chosen: first the groups,
-then the rows in all groups, then the rows in one. Cuts are computed from the profile: units with most rows are
-taken to have most groups, and rows to be spread evenly over a unit's groups. No bound is above the declared
-maximum. A grouping that the profile does not count has as many groups as what it is computed from allows
+A profile is a settled release of the mechanism `contributions` that is called ``contributions of TABLE``, in
+the scope that pays or one above it: the newest, and first one whose condition is that of the question or a part
+of it. The rule: the error of each measure is taken to be the median size of its noise plus what the bounds cut
+of one group in the mean, in rows of the largest value. A row that is cut takes half of that from a sum. Of a
+mean or variance the noise grows as the rows that are kept get fewer, and a row that is cut moves it by an
+eighth of what a row can: the rows that are kept speak for those that are cut, but for how these differ. The
+bounds with the least product of these errors are chosen: first the groups, then the rows in all groups, then
+the rows in one. Cuts are computed from the profile: units with most rows are taken to have most groups, and
+rows to be spread evenly over a unit's groups. No bound is above the declared maximum. A grouping that the
+profile does not count has as many groups as what it is computed from allows
 (`dpflow.engine.releases.profiled_groups`), or as many as rows.
 
 Such bounds are no part of the question: plans of one question have one digest, whatever profile is there. So a
@@ -36,10 +37,11 @@ from dpflow.core.toolbox.contribution_profile import (
     couple_classes,
 )
 from dpflow.core.toolbox.moments import Measure
-from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan
+from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan, list_computed
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
-from dpflow.errors import PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.tables.language.conditions import parse_condition
 
 #: Name of the mechanism.
 PROFILE = "contributions"
@@ -60,36 +62,70 @@ class BoundsChooser:
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._ledger = ledger
-        self._found: dict[tuple[str, str], tuple[str, ContributionProfile] | None] = {}
+        self._found: dict[tuple[str | None, ...], tuple[str, ContributionProfile] | None] = {}
 
     def fit(self, plan: Plan) -> Plan:
         """The plan with bounds that are chosen, or as it is where somebody fixed all of them."""
         if self._ledger is None or not may_choose(plan):
             return plan
-        found = self._find_profile(plan.table, plan.request.scope)
+        request, by = plan.request, _grouping(plan)
+        key = (plan.table.name, request.scope, request.where, by)
+        if key not in self._found:
+            self._found[key] = _find_profile(plan, self._ledger)
+        found = self._found[key]
         if found is None:
             return plan
         name, profile = found
         return _Choice(plan, profile).apply(name)
 
-    def _find_profile(self, table: Table, scope: str) -> tuple[str, ContributionProfile] | None:
-        if (table.name, scope) not in self._found:
-            self._found[table.name, scope] = find_profile(self._ledger, table, scope)
-        return self._found[table.name, scope]
+
+def _find_profile(plan: Plan, ledger: Ledger) -> tuple[str, ContributionProfile] | None:
+    """The first profile that says something of a plan's groups, else the first of all, and the release's id."""
+    first, by = None, _grouping(plan)
+    for record, profile in list_profiles(plan, ledger):
+        found = record.release_id, profile
+        if by is None or find_histogram(profile, plan.table, by) is not None:
+            return found
+        first = first or found
+    return first
 
 
-def find_profile(
-    ledger: Ledger | None, table: Table, scope: str
-) -> tuple[str, ContributionProfile] | None:
-    """The newest profile of a table that says something of its units, and the release's id."""
-    for record in reversed(ledger.releases_by_name(scope, profile_name(table)) if ledger else []):
-        profile = read_profile(record, table)
+def list_profiles(
+    plan: Plan, ledger: Ledger
+) -> Iterator[tuple[ReleaseRecord, ContributionProfile]]:
+    """Profiles of a plan's table that count all rows that it reads: under no condition, or under parts of its
+    own. Those with most parts of it first, of these the newest.
+    """
+    table = plan.table
+    records = ledger.releases_by_name(plan.request.scope, profile_name(table))
+    asked = _read_condition(plan.request.where, table)
+    fitting = [
+        (parts, record)
+        for record in reversed(records)
+        if (parts := _read_condition(record.request.get("where"), table)) is not None
+        and asked is not None
+        and parts <= asked
+        and record.request.get("computed", {}) == list_computed(record.request.get("where"), table)
+    ]
+    # Stable: the newest stay first.
+    for _, record in sorted(fitting, key=lambda one: -len(one[0])):
+        profile = _read_profile(record, table)
         if profile is not None:
-            return record.release_id, profile
-    return None
+            yield record, profile
 
 
-def read_profile(record: ReleaseRecord, table: Table) -> ContributionProfile | None:
+def _read_condition(where: str | None, table: Table) -> frozenset[str] | None:
+    """What a condition demands, part by part; None where it is of other columns than today's."""
+    try:
+        nodes = [] if where is None else [parse_condition(where, table)]
+    except InvalidInput:
+        return None
+    while any(node.op == "AND" for node in nodes):
+        nodes = [arg for one in nodes for arg in (one.args if one.op == "AND" else (one,))]
+    return frozenset(map(str, nodes))
+
+
+def _read_profile(record: ReleaseRecord, table: Table) -> ContributionProfile | None:
     """The profile that a release holds; None where it is none, or too coarse to say anything."""
     request = record.request
     fits = (request.get("mechanism"), request.get("table"), request.get("protects")) == (

@@ -28,6 +28,7 @@ from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
+from dpflow.tables.language.conditions import parse_condition
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
@@ -316,6 +317,7 @@ class Plan:
             self.error_bound.half_width if self.error_bound else {},
         )
         finite = {measure: width for measure, width in widths.items() if math.isfinite(width)}
+        computed = list_computed(self.request.where, self.table)
         return {
             "name": self.request.name,
             "mechanism": self.mechanism.name,
@@ -325,6 +327,7 @@ class Plan:
             "protects": self.table.protection_text,
             "blocks": list(self.request.blocks),
             "where": self.request.where,
+            **({"computed": computed} if computed else {}),
             "bounds": list(self.request.bounds),
             **(
                 {"contribution_bounds": requested.model_dump(exclude_none=True)}
@@ -346,6 +349,13 @@ class Plan:
             **({"half_width_95": finite} if finite else {}),
             **({"publish": f"{place.database.name}:{place.table}"} if place else {}),
         }
+
+
+def list_computed(where: str | None, table: Table) -> dict[str, str]:
+    """The computed columns that a condition reads, and their expressions, which another declaration may change."""
+    names = set() if where is None else parse_condition(where, table).column_names()
+    expressions = {name: table.columns[name].expression for name in names if name in table.columns}
+    return {name: text for name, text in sorted(expressions.items()) if text is not None}
 
 
 def iterate_texts(value: Any) -> Iterator[str]:

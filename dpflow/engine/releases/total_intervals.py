@@ -18,8 +18,8 @@ stated. A mean of such a column mixes the rows that counted and those that are c
 (`dpflow.core.contract.totals`); truncation takes sum and number of a unit's values down together, so what is
 cut is within the bounds, too. It is stated for such sums and means, and for counts of
 rows and of units over public keys; not for variances. A profile counts the same rows if it was made of the same
-snapshot, without a condition, and of these blocks at least. What a WHERE leaves out only lowers what
-is cut. Rows without a unit count nowhere.
+snapshot, of these blocks at least, and without a condition or with parts of the question's. What else a WHERE
+leaves out only lowers what is cut. Rows without a unit count nowhere.
 """
 
 from __future__ import annotations
@@ -27,16 +27,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dpflow.core.contract.contribution import GroupBounds
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, JointHistogram
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine.releases.choose_bounds import profile_name, read_profile
+from dpflow.engine.releases.choose_bounds import list_profiles
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
-from dpflow.ledger import Ledger
+from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables import declare_groups
+from dpflow.tables.language.conditions import parse_condition
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
@@ -135,17 +137,25 @@ def _term_range(query: Query, measure: Measure) -> tuple[float, float]:
 
 
 def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProfile | None:
-    """The newest profile of the rows that a plan reads, or of more of them."""
-    blocks = set(plan.request.blocks)
-    name = profile_name(plan.table)
-    for record in reversed(ledger.releases_by_name(plan.request.scope, name)):
+    """The first profile of the rows that a plan reads, or of more of them: one that counts its groups, else any."""
+    blocks, by = set(plan.request.blocks), getattr(plan.params, "by", None)
+    first = None
+    for record, profile in list_profiles(plan, ledger):
         read = set(record.request.get("blocks", ()))
         covers = not read or (bool(blocks) and blocks <= read)
-        if record.snapshot == snapshot and covers and not record.request.get("where"):
-            profile = read_profile(record, plan.table)
-            if profile is not None:
-                return profile
-    return None
+        if record.snapshot != snapshot or not covers or _reads_joined(record, plan.table):
+            continue
+        if by is None or find_histogram(profile, plan.table, by) is not None:
+            return profile
+        first = first or profile
+    return first
+
+
+def _reads_joined(record: ReleaseRecord, table: Table) -> bool:
+    """Whether a condition is on columns of joined relations, which may be of another time than the rows."""
+    where = record.request.get("where")
+    names = set() if where is None else parse_condition(where, table).column_names()
+    return any(len(table.split_name(name)) > 1 for name in names)
 
 
 @dataclass(frozen=True)

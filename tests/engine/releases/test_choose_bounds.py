@@ -11,6 +11,7 @@ from orders_world import MONTHS, REGISTRY, World
 
 import dpflow
 from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram, size_bins
 from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
@@ -255,3 +256,41 @@ def test_a_mean_is_bounded_by_its_own_error(world: World, difference: int) -> No
         best = min(find_error(bound, epsilon) for bound in range(1, 61))
         assert errors["mean"] <= (1.5 * best if difference else errors["count"] / 2)
         assert chosen["mean"] < chosen["count"] <= 60
+
+
+#: Two months of twelve, where nobody has more than four orders of 24.
+EARLY = "day < '2024-03-01'"
+
+
+def test_a_profile_under_a_condition_serves_questions_of_it(tmp_path: Path) -> None:
+    """And those that demand more. All others go by a profile of all rows, though it is older: one of other rows
+    says nothing of theirs.
+    """
+    own = World(tmp_path)
+    by_month: dict[str, Any] = {"params": {"by": "date_trunc('month', day)"}}
+    own.release("contributions", where=EARLY)
+    assert own.plan("histogram", **by_month).chosen is None
+    early = own.plan("histogram", where=EARLY, **by_month).chosen
+    own.release("contributions", revision=2)
+    own.release("contributions", where="state = 'A'", revision=3)
+    whole = own.plan("histogram", **by_month).chosen
+    assert whole.bounds.rows >= 16 > 6 >= early.bounds.rows and whole.profile != early.profile
+    for where in (EARLY, f"state <> 'B' AND ({EARLY} AND state <> 'C')"):
+        assert own.plan("histogram", where=where, **by_month).chosen == early
+    for where in (f"{EARLY} OR state = 'A'", "day < '2024-04-01'", f"NOT {EARLY}"):
+        assert own.plan("histogram", where=where, **by_month).chosen.profile == whole.profile
+    text = f"SELECT COUNT(*) AS n FROM orders WHERE state = 'B' AND {EARLY}"
+    assert any(early.profile[:8] in note for note in own.ask(text).notes)
+    # Groups that it does not count are those of the profile of all rows.
+    own.release("contributions", where=EARLY, revision=4, params={"groupings": ["state"]})
+    assert own.plan("histogram", where=EARLY, **by_month).chosen.profile == early.profile
+    # A condition on a computed column is that of its expression.
+    terms = own.table.model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    for month, is_found in ((3, True), (7, False)):
+        flag = {"expression": f"month(day) < {month}", "public_keys": ["true", "false"]}
+        own.table = Table.model_validate(terms | {"columns": terms["columns"] | {"early": flag}})
+        fields: dict[str, Any] = {"where": "early = TRUE"}
+        if is_found:
+            own.release("contributions", revision=5, **fields)
+        chosen = own.plan("count", **fields).chosen
+        assert (chosen.profile not in (early.profile, whole.profile)) is is_found
