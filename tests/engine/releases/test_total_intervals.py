@@ -174,7 +174,7 @@ def test_without_a_declared_maximum_counts_of_rows_have_none(tmp_path: Path) -> 
 
 
 def test_a_profile_of_other_rows_supports_none(tmp_path: Path) -> None:
-    """Of another snapshot, or of rows under a condition: it chooses bounds, and that is all."""
+    """Of another snapshot, which chooses bounds and no more, or of rows under a condition that is not the question's."""
     world = World(tmp_path)
     world.table = declare(world, rows=5000, rows_per_group={"day": {"month": 900}})
     world.release("contributions", where="state = 'A'")
@@ -188,6 +188,47 @@ def test_a_profile_of_other_rows_supports_none(tmp_path: Path) -> None:
     assert plan.chosen is not None
     later = dpflow.release(plan, ledger=world.ledger)
     assert later.result.totals is None or later.result.totals.ends == {}
+
+
+@pytest.mark.parametrize("where", ["day < '2024-03-01'", "early = TRUE"])
+def test_a_profile_of_a_conditions_rows_limits_what_is_cut_of_them(
+    tmp_path: Path, where: str
+) -> None:
+    """Intervals hold the truth with fresh profiles and noise, and are narrower than by a profile of all rows. For
+    other rows, or where a column of the condition has another meaning now, it says nothing.
+    """
+    world = World(tmp_path)
+    base = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+
+    def declare_early(months: int) -> Table:
+        flag = {"early": {"expression": f"month(day) <= {months}"}}
+        return Table.model_validate(base | {"columns": base["columns"] | flag})
+
+    world.table = declare_early(2)
+    # Bounds that cut nobody's orders of two months, and a tenth's of twelve.
+    terms: dict[str, Any] = {"params": {"by": BY}, "contribution_bounds": {"groups": 2, "rows": 4}}
+    before = world.release("histogram", name="before", where=where, **terms).result.totals
+    assert before is None or before.ends == {}
+    precise: dict[str, Any] = {"params": {"epsilon": "20", "groupings": [BY]}}
+    world.release("contributions", revision=100, **precise)
+    general = world.release("histogram", name="general", where=where, **terms).result.totals
+    truth, held = np.array([1100, 1100, *[0] * 10]), 0
+    for n in range(1, 9):
+        world.release("contributions", revision=n, where=where, **precise)
+        result = world.release("histogram", name=f"own {n}", where=where, **terms).result
+        ends = [result.totals.ends["count"].find_span(row.value, 0) for row in result.rows]
+        held += sum(low <= exact <= high for (low, high), exact in zip(ends, truth))
+    # The exact test at 0.001 (Clopper, Pearson 1934).
+    assert held >= binom.ppf(0.001, 8 * 12, 0.95)
+    own, general_end = result.totals.ends["count"], general.ends["count"]
+    assert own.above < general_end.above / 2
+    for plan_fields in ({"where": f"{where} OR state = 'A'"}, {}):
+        other = world.release("histogram", name=f"other {plan_fields}", **plan_fields, **terms)
+        assert other.result.totals.ends["count"].above > 2 * own.above
+    if "early" in where:
+        world.table = declare_early(3)
+        later = world.release("histogram", name="later", where=where, **terms)
+        assert later.result.totals.ends["count"].above > 2 * own.above
 
 
 def test_what_is_declared_changes_no_question(world: World) -> None:
