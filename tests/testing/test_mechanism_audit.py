@@ -20,7 +20,7 @@ from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.mechanisms.count import Count
 from dpflow.registry import Registry
 from dpflow.testing.audit import Sampler, estimate_power
-from dpflow.testing.corpus import CONTROLS, Control
+from dpflow.testing.corpus import CONTROLS
 from dpflow.testing.corpus.broken_releases import TooLittleNoise
 from dpflow.testing.corpus.broken_sessions import LessNoiseAtSmallEpsilon
 from dpflow.testing.enumeration import enumerate_outputs
@@ -33,7 +33,7 @@ from dpflow.testing.examples import (
 )
 from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import spend_effort
-from dpflow.testing.mechanism_audit import _sweep_epsilons, audit_mechanism
+from dpflow.testing.mechanism_audit import ENOUGH, _sweep_epsilons, audit_mechanism
 from dpflow.testing.profile_page import render_page
 from dpflow.testing.sampler_patches import REAL, weaken_noise
 
@@ -100,7 +100,7 @@ def test_power_is_near_one_for_half_the_noise_and_nothing_for_all_of_it() -> Non
 
 
 def test_a_tight_mechanism_measures_all_and_is_caught_at_half_its_noise() -> None:
-    found = audit_mechanism(Count(), seconds=8)
+    found = audit_mechanism(Count(), seconds=2)
     assert found.verdict == "not refuted" and found.method == "exact"
     assert found.share > 0.99 and found.weakened == 2 and found.power == 1
     assert all(low <= high + 1e-6 for (_, low), (_, high) in zip(found.measured, found.stated))
@@ -111,27 +111,32 @@ def test_a_broken_mechanism_is_refuted() -> None:
     assert found.verdict == "refuted" and found.measured_epsilon > found.epsilon
 
 
-#: Controls whose mistake no standard example shows, and those of which `make test` audits one.
+#: Controls whose mistake no standard example shows, and those that `make test` audits, in so many seconds.
 UNSEEN = [
     control for control in CONTROLS if control.caught_by in {rule.__name__ for rule in GENERATED}
 ]
-PART = ("WidthForPeak", "AddRemoveRate", "SuppressesBelow10", "BrokenLiteral", "DeltaForOneKey")
+PART = {
+    "WidthForPeak": ENOUGH,
+    "AddRemoveRate": ENOUGH,
+    "SuppressesBelow10": 2,
+    "BrokenLiteral": ENOUGH,
+    "DeltaForOneKey": ENOUGH,
+}
+UNSEEN_NAMES = {type(control.mechanism).__name__: control for control in UNSEEN}
 
 
 @pytest.mark.parametrize(
-    "control",
+    ("name", "seconds"),
     [
-        pytest.param(
-            control,
-            id=type(control.mechanism).__name__,
-            marks=() if type(control.mechanism).__name__ in PART else pytest.mark.slow,
-        )
-        for control in UNSEEN
+        *PART.items(),
+        *(pytest.param(name, ENOUGH, marks=pytest.mark.slow) for name in UNSEEN_NAMES),
     ],
 )
-def test_what_only_generated_tables_show_is_refuted_and_never_signed(control: Control) -> None:
+def test_what_only_generated_tables_show_is_refuted_and_never_signed(
+    name: str, seconds: float
+) -> None:
     """An audit that looked at standard tables alone did not refute 18 of these, and they could be signed."""
-    found = audit_mechanism(control.mechanism)
+    found = audit_mechanism(UNSEEN_NAMES[name].mechanism, seconds=seconds)
     assert found.verdict == "refuted" and found.reason
 
 
@@ -148,10 +153,11 @@ def test_an_audit_says_what_it_covered() -> None:
 
 def test_a_session_is_tried_at_other_epsilons() -> None:
     """One whose noise is too small at small epsilons alone is refuted; the sound one is not."""
-    sound, broken = (
-        _sweep_epsilons(session, examples_for(session)[:1])
-        for session in (AboveThreshold(), LessNoiseAtSmallEpsilon())
-    )
+    with spend_effort(1 / 4):
+        sound, broken = (
+            _sweep_epsilons(session, examples_for(session)[:1])
+            for session in (AboveThreshold(), LessNoiseAtSmallEpsilon())
+        )
     assert not sound.reason and len(sound.cells["epsilon"]) == 6
     assert "at epsilon 1/100" in broken.reason
 
