@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import urllib.request
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Variable
@@ -45,6 +45,8 @@ with DAG(
     schedule="0 6 * * *",
     start_date=datetime(2026, 1, 1),
     catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 3, "retry_delay": timedelta(minutes=5)},
     tags=["dpflow"],
 ):
     BudgetReportOperator(

@@ -51,6 +51,7 @@ with DAG(
     end_date=datetime(2013, 3, 31),  # later days belong to the model tables
     catchup=False,
     is_paused_upon_creation=False,
+    max_active_runs=3,  # a file that is busy is tried again
     default_args={"retries": 5, "retry_delay": timedelta(seconds=1)},
     tags=["dpflow"],
 ):

@@ -4,7 +4,7 @@ It needs no date and no ledger, for what the event says is public.
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow.sdk import DAG, Asset, task
@@ -14,6 +14,8 @@ with DAG(
     schedule=[Asset("flights_daily")],
     start_date=datetime(2013, 1, 1),
     catchup=False,
+    max_active_runs=3,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
     tags=["dpflow"],
 ):
 

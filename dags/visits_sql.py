@@ -39,7 +39,14 @@ with DAG(
         outlets=[BY_CITY],
     )
 
-with DAG("visits_sql_report", schedule=[BY_CITY], start_date=datetime(2026, 1, 1), tags=["dpflow"]):
+with DAG(
+    "visits_sql_report",
+    schedule=[BY_CITY],
+    start_date=datetime(2026, 1, 1),
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": timedelta(seconds=10)},
+    tags=["dpflow"],
+):
 
     @task
     def report() -> list[dict[str, Any]]:

@@ -2,8 +2,8 @@
 done stays done.
 
 Makes the logins and databases, migrates Airflow's metadata, makes or upgrades the ledger under its
-anchor with its roles, takes the owner's signing key out of it, and loads the demo's private tables
-with their grants. Run as the service ``init`` of docker-compose.yml.
+anchor with its roles, and takes the owner's signing key out of it. Run as the service ``init`` of
+docker-compose.yml. ``init.py demo`` is the service ``demo``: it loads the demo's private tables and grants their budgets.
 """
 
 from __future__ import annotations
@@ -85,15 +85,14 @@ def make_logins() -> None:
                 )
 
 
-def make_ledger() -> Ledger:
+def make_ledger() -> None:
     """The ledger, its owner's, of this version, and what the other logins may do in it."""
     # The owner's login owns the tables and says so.
     place = read_secret(SECRETS / "dpflow_owner_url")
     try:
-        ledger = Ledger(place, create=True, owner=True)
+        Ledger(place, create=True, owner=True)
     except LedgerUnavailable:  # of an earlier schema version, most likely; if not, this fails, too
         Ledger.upgrade(place, principal="owner")
-        ledger = Ledger(place, owner=True)
     roles = files("dpflow.ledger.storage").joinpath("roles.sql").read_text(encoding="utf-8")
     with connect("dpflow_owner") as connection:
         connection.execute(roles)
@@ -101,7 +100,6 @@ def make_ledger() -> Ledger:
             connection.execute(
                 sql.SQL("GRANT {} TO {}").format(sql.Identifier(role), sql.Identifier(login))
             )
-    return ledger
 
 
 def move_signing_key() -> None:
@@ -126,23 +124,26 @@ def write_users() -> None:
     write_private(file, json.dumps({"admin": read_secret(SECRETS / "admin_password")}).encode())
 
 
-def load_demo(ledger: Ledger) -> None:
+def load_demo() -> None:
     """The private tables of the demo and their grants, once."""
-    workspace = Workspace(Path(os.environ["AIRFLOW__CORE__DAGS_FOLDER"]).parent)
+    workspace = Workspace(Path.cwd())
+    ledger = Ledger(read_secret(SECRETS / "dpflow_owner_url"), owner=True)
     if not workspace.private_database.exists():
         load_demo_tables(workspace)
-    if not ledger.scopes():
+    if "flights" not in {scope.scope for scope in ledger.scopes()}:
         grant_demo_budgets(ledger, workspace)
 
 
 def main() -> None:
-    """Every step, in order."""
+    """Every step, in order; of the demo its own."""
+    if sys.argv[1:] == ["demo"]:
+        load_demo()
+        return
     make_logins()
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True)
-    ledger = make_ledger()
+    make_ledger()
     move_signing_key()
     write_users()
-    load_demo(ledger)
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ class Deployment:
         self.root, self.secrets = root, root / "secrets"
         self.port, self.health_port = find_free_port(), find_free_port()
         self.more: dict[str, str] = {}  #: what a test adds to every environment
-        for name in ("demo/private", "anchor", "owner", "logs", "users"):
+        for name in ("project/private", "project/incoming", "anchor", "owner", "logs", "users"):
             (root / "opt" / name).mkdir(parents=True)
         anchor = str(root / "opt" / "anchor")
         load_script("make_secrets").write_secrets(self.secrets, host=socket, anchor=anchor)
@@ -61,7 +61,7 @@ class Deployment:
     @property
     def dags(self) -> Path:
         """The folder of DAGs; a test puts its own there before `run_init`."""
-        return self.root / "opt" / "demo" / "dags"
+        return self.root / "opt" / "project" / "dags"
 
     def environment(self, service: str, home: str = "") -> dict[str, str]:
         """What a service's container is told, with its own AIRFLOW_HOME and its own secrets."""
@@ -120,6 +120,24 @@ class Deployment:
             command, env=self.environment("init"), capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+    def run_owner(self, service: str, *words: str) -> str:
+        """A command of the service ``owner`` or ``demo``, in its folder; what it printed."""
+        told = COMPOSE["services"][service]
+        entry = [word.replace("$$", "$") for word in told["entrypoint"]]
+        run = self.root / "run" / service
+        env = self.environment(service)
+        here = {
+            "python": sys.executable,
+            "/opt/dpflow/init.py": str(ROOT / "deploy" / "init.py"),
+        }
+        command = [here.get(w, w).replace("/run/secrets", str(run)) for w in [*entry, *words]]
+        folder = told["working_dir"].replace("/opt/dpflow", str(self.root / "opt"))
+        done = subprocess.run(
+            command, env=env, cwd=folder, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+        return done.stdout
 
     def open_ledger(self) -> Ledger:
         """The ledger as its owner sees it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import runpy
@@ -17,6 +18,7 @@ import duckdb
 import pytest
 import yaml
 from airflow_runs import airflow_database, run_dag
+from page_runner import examples
 from smallworld import Tiny
 from spark_servers import declare_source
 
@@ -219,3 +221,25 @@ def test_a_failure_is_sent(visits: Tiny, run: Any, chat: tuple[str, list[str]]) 
     (seen,) = run("budget_alert", AIRFLOW_VAR_ALERT_WEBHOOK=chat[0])
     assert tasks(seen) == {"report": "failed"}
     assert len(chat[1]) == 1 and "d.report failed" in chat[1][0] and "ledger" in chat[1][0]
+
+
+def list_dag_calls() -> list[tuple[str, dict[str, ast.expr]]]:
+    """Each DAG of the examples and of the page on schedules, with its arguments."""
+    page = DAGS.parent / "docs" / "how-to" / "schedule-in-airflow.md"
+    (of_page,) = [one.text for one in examples(page) if one.title == "dags/visits_daily.py"]
+    texts = {file.name: file.read_text() for file in DAGS.glob("*.py")} | {page.name: of_page}
+    return [
+        (name, {keyword.arg or "": keyword.value for keyword in node.keywords})
+        for name, text in texts.items()
+        for node in ast.walk(ast.parse(text))
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "DAG"
+    ]
+
+
+def test_each_example_says_how_it_runs_beside_itself_and_again() -> None:
+    """A published file has one writer, and a ledger may be busy: what a reader copies has both settings."""
+    calls = list_dag_calls()
+    assert len(calls) >= 9
+    for name, arguments in calls:
+        assert isinstance(arguments.get("max_active_runs"), ast.Constant), name
+        assert "'retries'" in ast.unparse(arguments["default_args"]), name

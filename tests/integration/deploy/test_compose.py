@@ -104,11 +104,13 @@ def test_each_service_reaches_what_it_needs() -> None:
     def holders(kind: str, name: str) -> set[str]:
         return {service for service in ALL if name in sources(ALL[service], kind)}
 
-    assert holders("volumes", "private") == {"init", "scheduler"}
-    assert holders("volumes", "anchor") == {"init", "scheduler", "owner"}
-    assert holders("volumes", "owner") == {"init", "owner"}
+    owners = {"owner", "demo"}
+    assert holders("volumes", "private") == {*owners, "scheduler"}
+    assert holders("volumes", "./incoming") == {*owners, "scheduler"}
+    assert holders("volumes", "anchor") == {"init", "scheduler", *owners}
+    assert holders("volumes", "owner") == {"init", *owners}
     assert holders("secrets", "postgres_url") == {"init"}
-    assert holders("secrets", "dpflow_owner_url") == {"init", "owner"}
+    assert holders("secrets", "dpflow_owner_url") == {"init", *owners}
     assert holders("secrets", "tasks_connections") == {"init", "scheduler"}
     assert holders("secrets", "page_connections") == {"api-server", "dag-processor", "triggerer"}
 
@@ -117,7 +119,7 @@ def test_every_service_that_stays_up_is_restarted_and_has_a_health_check() -> No
     for name, service in ALL.items():
         ends = service.get("restart") == "no"
         check = service["healthcheck"]
-        assert ends == bool(check.get("disable")) and ends == (name in ("init", "owner"))
+        assert ends == bool(check.get("disable")) and ends == (name in ("init", "owner", "demo"))
         assert ends or (service["restart"] == "unless-stopped" and check["test"][0] == "CMD")
 
 
@@ -140,7 +142,7 @@ def test_the_image_uses_our_locks_and_no_root() -> None:
     mounted = [v.split(":")[1] for s in ALL.values() for v in s.get("volumes", ()) if "/opt" in v]
     made = " ".join(re.findall(r"mkdir -p (.*) \\", DOCKERFILE)).split()
     # a new volume takes the owner of the image's folder
-    assert set(mounted) <= {*made, "/opt/dpflow/demo"}
+    assert set(mounted) <= {*made, "/opt/dpflow/project"}
 
 
 def read_pins(lock: str) -> dict[str, str]:

@@ -8,6 +8,8 @@ own, as in a container, so the shared secrets and the execution address must rea
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +31,7 @@ with DAG("visits", schedule=None, is_paused_upon_creation=False):
     ReleaseOperator(task_id="count", release={
         "name": "visits", "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": "0.5"}})
 """
+PAGE = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
 TABLE = {
     "name": "visits",
     "database": "visits.duckdb",
@@ -57,7 +60,29 @@ def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -
     deployment.run_init()
     table = load_table(deployment.dags / "visits.yml")
     deployment.open_ledger().grant("visits", 1, 0, filter="basic", table=table, principal="owner")
+    for _ in range(2):
+        deployment.run_owner("demo", *COMPOSE["services"]["demo"]["command"])
     return deployment
+
+
+def test_the_owners_commands_have_what_they_need(deployment: Deployment) -> None:
+    """As the pages write them: paths begin in the project's folder; rows, declarations, anchor and key are there."""
+    project = deployment.dags.parent
+    (project / "incoming" / "shop.csv").write_text("person,amount\np1,3\np2,4\n")
+    (deployment.dags / "shop.yml").write_text(
+        "{name: shop, database: ../private/shop.duckdb, privacy_unit: {column: person}, contribution_bounds: {rows: 1},"
+        " columns: {amount: {lower: 0, upper: 9}}}"
+    )
+    suite = {"expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "amount"}}]}
+    (deployment.dags / "suite.json").write_text(json.dumps(suite))
+    (compose,) = re.findall(r"docker compose run --rm owner (load .*)$", PAGE, re.MULTILINE)
+    load = compose.replace("visits", "shop").replace("day DATE, city VARCHAR, age", "amount")
+    grant = "ledger grant shop --epsilon 1 --delta 0 --table dags/shop.yml"
+    register = "contract register dags/suite.json --table dags/shop.yml"
+    for command in (load, grant, register, "ledger verify"):
+        deployment.run_owner("owner", *shlex.split(command))
+    signed = deployment.run_owner("owner", "ledger", "checkpoint")
+    assert "shop" in deployment.run_owner("owner", "ledger", "show") and signed
 
 
 @pytest.fixture(scope="module")
@@ -74,9 +99,9 @@ def stage(deployment: Deployment) -> Iterator[Stage]:
 def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
     """Twice is once: tables, grants and roles are there, and no secret is in a log of the server."""
     ledger = deployment.open_ledger()
-    assert {scope.scope for scope in ledger.scopes()} == {"flights", "flights_holdout", "visits"}
-    assert len([e for e in ledger.history() if e.kind == "grant"]) == 3
-    assert (deployment.root / "opt" / "demo" / "private" / "flights.duckdb").exists()
+    assert {scope.scope for scope in ledger.scopes()} >= {"flights", "flights_holdout", "visits"}
+    assert len([e for e in ledger.history() if e.kind == "grant" and e.scope != "shop"]) == 3
+    assert (deployment.root / "opt" / "project" / "private" / "flights.duckdb").exists()
     connections = json.loads((deployment.secrets / "tasks_connections.json").read_text())
     login = connections["dpflow_ledger"]
     assert login["password"] == f"{PASSWORD}dpflow_tasks"
