@@ -309,7 +309,8 @@ class _Choice:
             noise = sum(abs(weights[one]) * width for one, width in widths.items())
             return noise / max(abs(grid.low), abs(grid.high), 1) + SUM_SHARE * cut
         noise = sum(
-            width / (max(map(abs, grid.term_range(what))) if what in ("sum", "square") else 1)
+            # A column with one possible value has terms of 0.
+            width / (max(1, *map(abs, grid.term_range(what))) if what in ("sum", "square") else 1)
             for (what, _), width in widths.items()
         )
         total = float((self._units * self._rows).sum()) / self._keys

@@ -219,6 +219,17 @@ def test_units_are_coupled_from_the_most_on() -> None:
     assert classes == [(20, 3, 2), (15, 2, 2), (15, 2, 1), (45, 1, 1)]
 
 
+def test_a_column_of_one_value_has_bounds_chosen(world: World) -> None:
+    """Nothing can be wrong of its mean, so any bounds will do."""
+    terms = world.table.model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    terms["columns"]["price"] = {"lower": 5, "upper": 5.4, "step": 1}
+    for mechanism in ("mean", "sum", "variance"):
+        plan = world.plan(
+            mechanism, table=Table.model_validate(terms), params={"column": "price", "by": "state"}
+        )
+        assert plan.chosen is not None
+
+
 def test_no_ledger_means_no_choice(world: World) -> None:
     plan = make_plan(world.request("count"), REGISTRY)
     assert plan.chosen is None and BoundsChooser(None).fit(plan) is plan
