@@ -131,6 +131,7 @@ def test_no_login_enters_the_database_of_another(
         psycopg.connect(host=host, user=login, password="wrong", dbname=database)
 
 
+@pytest.mark.integration
 def test_a_release_is_paid_once_on_postgresql(deployment: Deployment, stage: Stage) -> None:
     """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing. Its log
     is fetched from the scheduler's log server, and the page has the right number.
@@ -162,6 +163,7 @@ def test_a_release_is_paid_once_on_postgresql(deployment: Deployment, stage: Sta
     assert ledger.verify().ok
 
 
+@pytest.mark.integration
 def test_the_page_reads_with_a_login_of_its_own(deployment: Deployment, stage: Stage) -> None:
     """Without the tasks' secrets and without an anchor, and for nobody who is not logged in."""
     run = deployment.root / "run" / "api-server"
@@ -176,6 +178,7 @@ def test_the_page_reads_with_a_login_of_its_own(deployment: Deployment, stage: S
     assert page.status_code == 200 and "visits" in page.text and "0.5" in page.text
 
 
+@pytest.mark.integration
 @pytest.mark.parametrize("service", ["api-server", "scheduler"])
 def test_health_checks_see_who_is_healthy(
     deployment: Deployment, stage: Stage, service: str
