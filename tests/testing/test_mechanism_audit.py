@@ -190,7 +190,7 @@ def test_every_mechanism_has_examples_for_its_audit() -> None:
 def test_the_command_writes_json_and_a_page_that_loads_nothing(tmp_path: Path) -> None:
     page = tmp_path / "count.html"
     done = CliRunner().invoke(
-        app, ["audit", "count", "--seconds", "6", "--html", str(page), "--json"]
+        app, ["audit", "count", "--seconds", "2", "--html", str(page), "--json"]
     )
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)
@@ -204,4 +204,4 @@ def test_a_page_escapes_what_it_shows() -> None:
     class Odd(Count):
         name = "<script>"
 
-    assert "<script>" not in render_page([audit_mechanism(Odd(), seconds=4)])
+    assert "<script>" not in render_page([audit_mechanism(Odd(), seconds=1)])
