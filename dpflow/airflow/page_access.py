@@ -151,6 +151,8 @@ def _find_run_id(dag_id: str, name: str) -> str:
     times = []
     with suppress(ValueError):
         times = [dt.datetime.fromisoformat(part) for part in name.split("/")]
+    # A partition key may read as a time without a zone, which is none of Airflow's.
+    times = [] if any(time.tzinfo is None for time in times) else times
     same = [DagRun.run_id == name]
     if hasattr(DagRun, "partition_key"):
         same.append(DagRun.partition_key == name)

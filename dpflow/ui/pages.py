@@ -607,6 +607,9 @@ def _describe_decision(entry: Entry) -> str:
         rule = Filter.from_json(stored_json(entry.body["filter"]))
         each = f", each {rule.period}" if rule.period else ""
         return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}{each}"
+    if entry.kind == "suite":
+        done = "registered" if entry.body["registered"] else "withdrawn"
+        return f"suite {entry.body['suite'][:12]} of table {entry.body['table']}: {done}"
     if entry.kind == "refuse":
         scope, block = entry.body["account"]
         return f"{scope}{f', block {block},' if block else ''} could not pay"

@@ -43,8 +43,9 @@ names = {r: pages.name_run("d", r) for r in (seen[0]["run"], seen[1]["run"], "sc
 shown = [r for one in seen[:2] for r in view.releases_of_run("d", names[one["run"]], "t")]
 from types import SimpleNamespace
 first = names[seen[0]["run"]]
-others = [SimpleNamespace(dag_id=d, run=n, task_id="t")
-          for d, n in (("d", names["scheduled__x"]), ("d", "gone"), ("svc/d", first), ("other/d", first))]
+pairs = [("d", names["scheduled__x"]), ("d", "gone"), ("svc/d", first), ("other/d", first), ("d", "2020-01-01T03:00:00"),
+         ("d", "a/b/c")]
+others = [SimpleNamespace(dag_id=dag_id, run=name, task_id="t") for dag_id, name in pairs]
 seen.append({
     "names": names, "runs": [r.run for r in view.releases()], "blocks": [r.blocks for r in shown],
     "tasks": [pages.find_task_address(r) for r in (*shown, *others)], "dags": pages.name_dags("d"),
@@ -72,5 +73,9 @@ def test_a_runs_page_has_its_releases(tiny: Tiny, airflow_database: Path) -> Non
     assert tasks[0] == dated_page and tasks[4] == dated_page
     # No run of the schedule has this day: the DAG's page, not an empty one.
     assert tasks[1] == "/dags/d"
-    assert tasks[2:4] == ["/dags/d/runs/scheduled__x/tasks/t", "/dags/d"] and tasks[5] == ""
+    assert tasks[2:4] == ["/dags/d/runs/scheduled__x/tasks/t", "/dags/d"] and tasks[5:] == [
+        "",
+        "/dags/d",
+        "/dags/d",
+    ]
     assert found["dags"] == ["d", "svc/d"]

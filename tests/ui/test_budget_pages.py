@@ -282,6 +282,15 @@ def test_bar_alarm_and_report_count_exactly(
     assert (report["nearly_exhausted"], report["exhausted"]) == (int(near), 0)
 
 
+def test_the_history_says_which_suites_may_run(books: Books, visit: Any) -> None:
+    for registered in (True, False):
+        books.ledger.register_suite(
+            "d" * 64, ["place"], None, table="visits", registered=registered, principal="owner"
+        )
+    page = visit().get("history")
+    assert f"suite {'d' * 12} of table visits: registered" in page and ": withdrawn" in page
+
+
 def test_a_run_with_many_releases_is_paged(
     books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
