@@ -71,7 +71,7 @@ assert ask("SELECT n, run FROM answer_latest") == [(7, "2026-01-02T00:00:00")] a
 assert ask("SELECT number FROM points") == [(1.0,)]
 print(f"duckdb {duckdb.__version__} reads a published file")
 """
-WALK = "tests/integration/walk"  #: a connection, a DAG and its page in a browser, for two users
+WALK = "tests/integration/walk/test_walk.py"  #: a connection, a DAG and its page in a browser, for two users
 
 
 def build_environment(name: str) -> Path:

@@ -121,14 +121,16 @@ class AirflowPages(Host):
             if run is None:
                 return run_id
             day = (run.conf or {}).get("day")
+            dag = SerializedDagModel.get_dag(dag_id, session=session) if day else None
             context = {
                 "dag_run": run,
                 "logical_date": run.logical_date,
                 "data_interval_start": run.data_interval_start,
                 "data_interval_end": run.data_interval_end,
-                "params": {"day": day},
+                # A day means something by the schedule of its DAG, which may be gone.
+                "params": {"day": dag and day},
                 "triggering_asset_events": {"": list(run.consumed_asset_events)},
-                "dag": SerializedDagModel.get_dag(dag_id, session=session) if day else None,
+                "dag": dag,
             }
             # A day that is none of the schedule's: the run failed, and released nothing.
             with suppress(InvalidInput):

@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 DAG_FILE = """
 from datetime import datetime
-from airflow.sdk import DAG, CronDataIntervalTimetable
+from airflow.sdk import DAG
+try:
+    from airflow.sdk import CronDataIntervalTimetable
+except ImportError:  # Airflow 3.1
+    from airflow.timetables.interval import CronDataIntervalTimetable
 from dpflow.airflow import ReleaseOperator
 
 with DAG("d", schedule=CronDataIntervalTimetable("0 3 * * *", timezone="Europe/Berlin"), start_date=datetime(2020, 1, 1),
