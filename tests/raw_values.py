@@ -15,6 +15,7 @@ from typing import Any
 
 import duckdb
 import numpy as np
+import pytest
 
 # --- Arrow's C data interface --------------------------------------------------------------------
 
@@ -582,3 +583,18 @@ REFUSED: dict[str, Callable[[], Column]] = {
         for unit in "sm"
     },
 }
+
+#: Types that other rooms leave to `make slow`, for a neighbour is read by the same expressions; tests/tables has all.
+NEAR_OTHERS = {
+    *("SMALLINT", "INTEGER", "USMALLINT", "UINTEGER", "TIMESTAMP_MS"),
+    *("DECIMAL(9,2)", "DECIMAL(18,2)", "DECIMAL(38,10)"),
+}
+
+
+def mark_near(types: Sequence[RawType | str]) -> list[Any]:
+    """Parameters of types or their names, slow where one is near another."""
+    names = [kind if isinstance(kind, str) else kind.name for kind in types]
+    return [
+        pytest.param(kind, id=name, marks=pytest.mark.slow if name in NEAR_OTHERS else ())
+        for kind, name in zip(types, names, strict=True)
+    ]

@@ -10,7 +10,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from raw_values import TYPES, RawType
+from raw_values import TYPES, RawType, mark_near
 
 from dpflow.core.contract.declaration import Table
 from dpflow.quality import check
@@ -72,7 +72,7 @@ def block_text(raw: RawType) -> str:
     return raw.literal.strip("'") or "a"
 
 
-@pytest.mark.parametrize("raw", TYPES, ids=lambda raw: raw.name)
+@pytest.mark.parametrize("raw", mark_near(TYPES))
 def test_the_rows_that_are_judged_hold_numbers_and_declared_keys(
     raw: RawType, tmp_path: Path
 ) -> None:
