@@ -20,6 +20,7 @@ from dpflow.cli.console import (
 )
 from dpflow.core.contract.question_text import describe_question
 from dpflow.core.contract.results import Result
+from dpflow.core.contract.strict_models import leave_out_empty
 from dpflow.engine import (
     Receipt,
     RunIdentity,
@@ -28,6 +29,7 @@ from dpflow.engine import (
     release_all,
 )
 from dpflow.engine.releases.execute import SEALED_REQUEST
+from dpflow.engine.releases.request import list_request_fields
 from dpflow.engine.releases.republish import read_settled
 from dpflow.engine.releases.result_table import (
     list_printed_columns,
@@ -151,8 +153,16 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
         write_tables([make_table(read_settled(opened, stored))], output)
     if as_json:
         # A service keeps there what it was sent, encrypted: nothing to read.
-        request = {name: v for name, v in stored.request.items() if name != SEALED_REQUEST}
-        return show_json({"id": stored.release_id, "request": request, **stored.result})
+        request = list_request_fields(stored.request, stored.scope)
+        about = {n: v for n, v in stored.request.items() if n not in {SEALED_REQUEST, *request}}
+        return show_json(
+            {
+                "id": stored.release_id,
+                "request": request,
+                "about": leave_out_empty(about),
+                **stored.result,
+            }
+        )
     _print_result(
         f"{stored.request.get('name')}: {describe_question(stored.request)} (id {stored.release_id})",
         Result.from_json(stored.result),

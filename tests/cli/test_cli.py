@@ -18,9 +18,11 @@ from page_runner import inside, run_main
 from dpflow import Ledger, release
 from dpflow.cli.console import explain_entry, show_table
 from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.strict_models import leave_out_empty, require_values
 from dpflow.engine import RunIdentity, load_request, make_plan
 from dpflow.registry import Registry
 from dpflow.tables.access import sandbox
+from dpflow.testing.examples import examples_for, read_examples
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -121,6 +123,32 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
     assert shown["rows"] == paid["rows"]
     assert paid["release_id"] in dpflow(tiny, "release", "--show", paid["release_id"]).stdout
+
+
+def test_a_printed_request_is_a_release_file(tiny: Tiny) -> None:
+    """What `--show --json` prints of a request is read again, and is the same question."""
+    paid = json.loads(dpflow(tiny, "release", tiny.file(where="age > 3"), "--json").stdout)
+    shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
+    (tiny.folder / "dpflow.yml").write_text("tables: {visits: visits.yml}")
+    copied = tiny.folder / "copied.yml"
+    copied.write_text(json.dumps(shown["request"]))
+    ran = dpflow(tiny, "release", copied, "--json")
+    again = json.loads(ran.stdout)
+    assert again["replayed"] and again["release_id"] == paid["release_id"]
+    assert shown["about"]["epsilon"] == paid["epsilon"]
+
+
+def test_printed_parameters_of_every_mechanism_are_read() -> None:
+    """Without the fields that a file may not have, parameters are the same."""
+    registry = Registry.load()
+    for name, mechanism in registry.mechanisms.items():
+        for example in read_examples(registry.collect_examples(name)) or examples_for(mechanism):
+            params = mechanism.Params.model_validate(dict(example.params))
+            printed = leave_out_empty(params.model_dump(mode="json"))
+            require_values({"params": printed}, name, may_be_empty=("params",))
+            assert mechanism.Params.model_validate(printed) == params, name
+    hollow = {"options": {}, "rest": [{"none": None, "text": " "}, None], "zero": 0}
+    assert leave_out_empty(hollow) == {"rest": [{}, None], "zero": 0}
 
 
 def test_what_a_service_was_sent_is_not_reprinted(tiny: Tiny) -> None:

@@ -147,12 +147,27 @@ def _list_empty_fields(value: Any, place: str) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, Mapping):
         for name, inner in value.items():
             path = f"{place}.{name}" if place else str(name)
-            is_collection = isinstance(inner, Collection) and not isinstance(inner, bytes)
-            is_blank = isinstance(inner, str) and not inner.strip()
-            if inner is None or is_blank or (is_collection and not inner):
+            if _says_nothing(inner):
                 yield path, inner
             else:
                 yield from _list_empty_fields(inner, path)
+
+
+def _says_nothing(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.strip()
+    is_collection = isinstance(value, Collection) and not isinstance(value, bytes)
+    return value is None or (is_collection and not value)
+
+
+def leave_out_empty(value: Any) -> Any:
+    """JSON without the fields that `require_values` refuses."""
+    if isinstance(value, Mapping):
+        fields = {name: leave_out_empty(inner) for name, inner in value.items()}
+        return {name: inner for name, inner in fields.items() if not _says_nothing(inner)}
+    if isinstance(value, list | tuple):
+        return [leave_out_empty(one) if isinstance(one, Mapping) else one for one in value]
+    return value
 
 
 def _describe_problem(item: ErrorDetails) -> str:

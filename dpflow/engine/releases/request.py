@@ -5,6 +5,7 @@ model.
 from __future__ import annotations
 
 import datetime as dt
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +14,12 @@ from pydantic import BeforeValidator, Field, InstanceOf, ValidationError, WithJs
 from dpflow.catalogue import fill_request, locate_declaration
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.strict_models import Strict, describe_problems, require_values
+from dpflow.core.contract.strict_models import (
+    Strict,
+    describe_problems,
+    leave_out_empty,
+    require_values,
+)
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml
@@ -126,6 +132,19 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
     if publish is not None:
         publish = publish.model_copy(update={"database": (base / publish.database).resolve()})
     return request.model_copy(update={"table": table, "publish": publish})
+
+
+def list_request_fields(stored: Mapping[str, Any], scope: str) -> dict[str, Any]:
+    """What a release file has of a stored request: written to a file, it is the same question.
+
+    Args:
+        stored: what the ledger keeps of a request.
+        scope: the budget that paid.
+    """
+    # A stored place of publication names its file only.
+    names = [name for name in ReleaseRequest.model_fields if name != "publish"]
+    fields = {**stored, "scope": scope}
+    return dict(leave_out_empty({name: fields[name] for name in names if name in fields}))
 
 
 def load_request(path: Path | str) -> ReleaseRequest:
