@@ -13,8 +13,11 @@ says so.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import math
+import operator
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -183,10 +186,8 @@ class StoredReleases:
         if not conditions <= set(asked) or not set(query.groups) <= set(groups):
             return False
         on_groups = {str(node) for node in list_group_conditions(query)}
-        if any(
-            text not in on_groups or make_key_test(asked[text], groups, query.table) is None
-            for text in extra
-        ):
+        tests = [make_key_test(asked[text], groups, query.table) for text in extra]
+        if not extra <= on_groups or any(test is None or not test.is_exact for test in tests):
             return False
         if set(query.groups) == set(groups):
             return True
@@ -278,11 +279,32 @@ def list_group_conditions(query: SelectQuery) -> list[Node]:
 
 def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
     """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
-    conditions = list_group_conditions(query)
-    tests = [make_key_test(node, groups, query.table) for node in conditions]
-    return {
-        key: cell for key, cell in cells.items() if all(test is None or test(key) for test in tests)
-    }
+    conditions = [*list_group_conditions(query), *_conditions_below(query.table)]
+    made = [make_key_test(node, groups, query.table) for node in conditions]
+    tests = [test for test in made if test is not None]
+    return {key: cell for key, cell in cells.items() if all(test.may_hold(key) for test in tests)}
+
+
+def _conditions_below(table: Table) -> list[Node]:
+    """Of rows by privacy unit, what the rows below fulfil, with keys under their names above."""
+    units = table.unit_rows
+    if units is None:
+        return []
+    names = {text: Node("column", ((name,),)) for name, text in units.keys}
+    where = units.where and parse_condition(units.where, units.rows)
+    below = split_nodes(where or None)
+    renamed = (_rename_keys(one, names) for one in [*below, *_conditions_below(units.rows)])
+    return [node for node in renamed if node is not None]
+
+
+def _rename_keys(node: Node, names: Mapping[str, Node]) -> Node | None:
+    """A condition on keys alone by their new names; None for any other."""
+    if node.op in ("AND", "OR", "NOT"):
+        parts = [_rename_keys(arg, names) for arg in node.args]
+        return None if None in parts else Node(node.op, tuple(parts))
+    if node.op not in (*_COMPARED, "IN") or (key := names.get(str(node.args[0]))) is None:
+        return None
+    return Node(node.op, (key, *node.args[1:]))
 
 
 def list_conditions(part: QueryPart, table: Table) -> dict[str, Node]:
@@ -350,41 +372,108 @@ def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool
     return all(label in got and got[label] <= size for label, size in wanted.items())
 
 
-#: Whether a group's keys fulfil a condition.
-KeyTest = Callable[[Sequence[str]], bool]
+@dataclass(frozen=True)
+class KeyTest:
+    """A condition on rows as one on their group's keys.
+
+    Attributes:
+        outcomes: what the condition may be on rows of the group with these keys: true, false, or either.
+        is_exact: whether it is one on the keys alone, whatever type the column has.
+    """
+
+    outcomes: Callable[[Sequence[str]], frozenset[bool]]
+    is_exact: bool
+
+    def may_hold(self, key: Sequence[str]) -> bool:
+        """Whether rows of a group may fulfil the condition."""
+        return True in self.outcomes(key)
+
+
+_EITHER = frozenset({True, False})
 
 
 def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest | None:
     """A condition on rows as one on a group's keys, where it compares grouping columns with texts
-    that are keys as they stand; None for any other. No key is NULL.
+    that are keys as they stand, or public keys that are whole numbers with numbers; None for any
+    other. No key is NULL.
     """
     if node.op in ("AND", "OR", "NOT"):
         tests = [make_key_test(arg, groups, table) for arg in node.args]
         inner = [test for test in tests if test is not None]
         if len(inner) < len(tests):
             return None
+        exact = all(test.is_exact for test in inner)
         if node.op == "NOT":
-            return lambda key: not inner[0](key)
+            return KeyTest(lambda key: frozenset(not x for x in inner[0].outcomes(key)), exact)
         decide = all if node.op == "AND" else any
-        return lambda key: decide(test(key) for test in inner)
-    if node.op not in ("=", "<>", "IN") or node.args[0] not in groups:
-        return None
-    # Of a unit's number of rows, the last key has those of more rows, too.
-    if table.unit_rows is not None and node.args[0].column_names() & set(table.unit_rows.features):
+        return KeyTest(
+            lambda key: frozenset(
+                map(decide, itertools.product(*(test.outcomes(key) for test in inner)))
+            ),
+            exact,
+        )
+    if node.op not in (*_COMPARED, "IN") or node.args[0] not in groups:
         return None
     keys = _public_keys(node.args[0], table)
-    for literal in node.args[1:]:
-        if literal.op != "text" or not _is_key_text(literal.args[0], keys):
-            return None
-    position, texts = list(groups).index(node.args[0]), {arg.args[0] for arg in node.args[1:]}
+    position, literals = list(groups).index(node.args[0]), node.args[1:]
+    # Of a unit's number of rows, the last key has those of more rows, too.
+    counts = table.unit_rows is not None and bool(
+        node.args[0].column_names() & set(table.unit_rows.features)
+    )
+    if all(one.op == "number" for one in literals) and keys is not None:
+        return _compare_numbers(node.op, position, literals, keys, counts)
+    texts = [one.args[0] for one in literals if one.op == "text"]
+    is_order = node.op not in ("=", "<>", "IN")
+    if counts or is_order or len(texts) < len(literals):
+        return None
+    if not all(_is_key_text(text, keys) for text in texts):
+        return None
     wanted = node.op != "<>"
-    return lambda key: (key[position] in texts) == wanted
+    return KeyTest(lambda key: frozenset({(key[position] in texts) == wanted}), True)
 
 
-def _public_keys(node: Node, table: Table) -> frozenset[str] | None:
+_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def _compare_numbers(
+    name: str, position: int, literals: Sequence[Node], keys: Sequence[str], counts: bool
+) -> KeyTest | None:
+    """Whole numbers as keys against numbers, as doubles, which hold them exactly. A text that reads as
+    such a number is another key, and the column's type is not known here: so it is no exact test.
+
+    Args:
+        counts: whether the last key stands for all numbers from it on.
+    """
+    if not all(re.fullmatch(r"0|-?[1-9][0-9]{0,14}", key) for key in keys):
+        return None
+    ends = [float(one.args[0]) for one in literals]
+
+    def decide(number: float) -> bool:
+        if name == "IN":
+            return number in ends
+        return _COMPARED[name](number, ends[0])
+
+    def find_outcomes(key: Sequence[str]) -> frozenset[bool]:
+        number = float(key[position])
+        if not counts or key[position] != keys[-1]:
+            return frozenset({decide(number)})
+        # Between the literals nothing changes.
+        beyond = (number, *(max(number, end + 1) for end in ends), *(e for e in ends if e > number))
+        return frozenset(map(decide, beyond))
+
+    return KeyTest(find_outcomes, False)
+
+
+def _public_keys(node: Node, table: Table) -> tuple[str, ...] | None:
     declared, name = declare_groups(table, str(node))
-    keys = declared.columns[name].public_keys
-    return None if keys is None else frozenset(keys)
+    return declared.columns[name].public_keys
 
 
 #: Texts that a column of truth values, numbers or times may read as a value with another text.
@@ -394,7 +483,7 @@ _WORDS = {
 }
 
 
-def _is_key_text(text: str, keys: frozenset[str] | None) -> bool:
+def _is_key_text(text: str, keys: Sequence[str] | None) -> bool:
     """Whether a literal equals a key just where their texts are equal, whatever the column's type."""
     if keys is not None:
         return text in keys
