@@ -23,7 +23,9 @@ from duckdb_files import duckdb_file
 from raw_outcomes import CONSTANT, Outcome, check_distance, distance, observe
 from raw_values import TYPES, RawType
 
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import ContributionBounds
+from dpflow.core.contract.declaration import Table, UnitRows
 from dpflow.core.contract.requests import (
     CellGrid,
     GroupedSums,
@@ -44,6 +46,7 @@ from dpflow.core.contract.requests import (
 from dpflow.errors import DpflowError
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
+from dpflow.tables.language.expressions import parse_expression
 from dpflow.tables.private import PrivateTable
 
 #: Names of the types.
@@ -67,8 +70,16 @@ EXPRESSIONS = (
     *("median({x})", "quantile_cont({x}, 0.3)", "quantile_disc({x}, 0.3)", "max(length({x}))"),
     *("sum({x})", "avg({x})", "var_samp({x})", "var_pop({x})", "stddev_samp({x})"),
     *("covar_pop({x}, v)", "corr({x}, v)", "regr_slope({x}, v)"),
+    *("arg_max(v, {x})", "last({x} ORDER BY v)"),
     *("sum(least(greatest({x}, 0), 1))", "sum(v) FILTER (WHERE {x} = {c})"),
     *("max({x} * {x})", "avg(CASE WHEN {x} = {c} THEN 1 ELSE 0 END)"),
+)
+
+#: Of the rows of each privacy unit, of which the answer is a sum over units.
+FEATURES = (
+    *("count({x})", "count(DISTINCT {x})", "min({x})", "max({x})", "avg({x})"),
+    *("arg_max(v, {x})", "arg_min({x}, v)", "first(v ORDER BY {x})", "last({x} ORDER BY v)"),
+    "sum(v) FILTER (WHERE {x} = {c})",
 )
 
 #: What the raw column is to a declaration, and where it lies.
@@ -127,10 +138,13 @@ _BESIDE: dict[str, Maker] = {
 _ESTIMATES = {
     text: (lambda x, keys, text=text: GroupEstimates(GROUPS, text)) for text in EXPRESSIONS
 }
+_FEATURES = {f"unit: {text}": (lambda x, keys: None) for text in FEATURES}
+#: Beside the raw column, where it says whose rows they are, or which.
+_BESIDE["unit: last(v ORDER BY s)"] = lambda x, keys: None
 REQUESTS: dict[str, dict[str, Maker]] = {
-    "value": _VALUE | _ESTIMATES,
-    "value with missing": _VALUE | _ESTIMATES,
-    "number": _NUMBER | _ESTIMATES,
+    "value": _VALUE | _ESTIMATES | _FEATURES,
+    "value with missing": _VALUE | _ESTIMATES | _FEATURES,
+    "number": _NUMBER | _ESTIMATES | _FEATURES,
     "public key": _PUBLIC_KEY,
     "private key": _PRIVATE_KEY,
     "condition": _BESIDE,
@@ -158,17 +172,26 @@ class Case:
     cached: str
     form: str
 
+    @property
+    def is_by_unit(self) -> bool:
+        """Whether there is a row for each privacy unit."""
+        return self.request.startswith("unit: ")
+
     def impossible(self) -> str | None:
         """The rule by which there is no such case; None if there is one."""
         joined = self.role[0] in ("unit join", "unit of a join")
         if self.cached != "off" and joined:
             return "blocks are not protected one by one beside a second private table"
+        if self.cached != "off" and self.is_by_unit:
+            return "rows by unit are of all blocks together, and no block's sums are kept"
         return None
 
     def repeats(self) -> str | None:
         """The rule by which a possible case runs the queries of another one; None if it does not."""
         if self.where not in ("", USUAL_CONDITION) and self.request != "sums":
             return "a condition is one expression whatever the request"
+        if self.is_by_unit and self.form == "queried":
+            return "contributions of rows by unit are bounded as of any rows"
         of_rows = ("group", "records", "key sets", "unbounded", *EXPRESSIONS)
         if self.request.startswith(of_rows) and (self.cached, self.form) != ("off", "sorted"):
             return "answered from rows: neither the form of bounding nor the cache is asked"
@@ -406,10 +429,24 @@ class World:
             declared["protects"] = "unit-block"
         if case.cached != "off":
             declared["cached_partials"] = case.cached
-        return Table.model_validate(declared | {"columns": columns})
+        table = Table.model_validate(declared | {"columns": columns})
+        if not case.is_by_unit:
+            return table
+        feature = self.feature(case, table)
+        units = UnitRows(table, self.condition(case), self.blocks(case), (), (feature,))
+        bounds = Column.model_validate({"lower": -1, "upper": 2, "step": "0.05"})
+        return table.by_unit(units, {feature: bounds}, ContributionBounds(rows=1))
+
+    def feature(self, case: Case, table: Table) -> str:
+        """What a case asks of each unit's rows."""
+        text = case.request.removeprefix("unit: ").replace("{x}", _quoted(self.name(case)))
+        return str(parse_expression(text.replace("{c}", self.kind.literal or "1"), table))
 
     def request(self, case: Case) -> Any:
         """The request of a case."""
+        if case.is_by_unit:
+            (feature,) = self.table(case, "plain").columns
+            return GroupedSums(None, None, 1, 1, ((feature, 0),))
         made = REQUESTS[case.role[-1]][case.request](self.name(case), self.keys)
         swap = {"dimension key": "d.n", "unit of a join": "o.one"}.get(case.role[0])
         if swap is not None:
@@ -420,7 +457,11 @@ class World:
         return made
 
     def where(self, case: Case) -> str | None:
-        """The condition of a case."""
+        """The condition of a case on the rows of its answer."""
+        return None if case.is_by_unit else self.condition(case)
+
+    def condition(self, case: Case) -> str | None:
+        """The condition of a case on the rows of the table."""
         text = case.where.replace("{x}", _quoted(self.name(case)))
         return text.replace("{c}", self.kind.literal or "1") or None
 

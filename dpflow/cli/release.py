@@ -29,8 +29,8 @@ from dpflow.engine import (
     release_all,
 )
 from dpflow.engine.releases.execute import SEALED_REQUEST
-from dpflow.engine.releases.request import list_request_fields
 from dpflow.engine.releases.republish import read_settled
+from dpflow.engine.releases.request import list_request_fields
 from dpflow.engine.releases.result_table import (
     list_printed_columns,
     list_printed_rows,

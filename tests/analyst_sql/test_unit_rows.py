@@ -15,7 +15,7 @@ from sql_world import DECLARATION, EXACT, close
 from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.analyst_sql.releases.cells import find_release
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import SqlRefused
+from dpflow.errors import PlanRefused, SqlRefused
 from dpflow.registry import Registry
 from dpflow.tables.backends import find_backend
 
@@ -259,12 +259,85 @@ def test_what_a_units_rows_do_not_give(world: World, text: str, rule: str) -> No
     assert refused.value.rule == rule
 
 
-def test_a_unit_in_a_block_has_no_row(fresh: World) -> None:
-    """What is protected is a unit in one block, and its row would be made of several."""
+# --- Where a unit's rows of one block are protected ------------------------------------------------------
+
+
+def block_units() -> Iterator[list[tuple[str, int, int]]]:
+    """What a unit can hold in two blocks, of which a neighbour may change one."""
+    cells = [[], [("a", 2)], [("a", -1), ("b", -1)], [("b", 9)] * 20, [("a", -9)] * 8]
+    for first, second in itertools.product(cells, repeat=2):
+        yield [(k, x, block) for block, rows in enumerate((first, second)) for k, x in rows]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "SELECT COUNT(*), SUM(s) FROM (SELECT u, SUM(x) AS s FROM data WHERE {} GROUP BY u)",
+        "SELECT n, COUNT(*), SUM(low) FROM (SELECT u, COUNT(*) AS n, arg_min(x, b) AS low FROM data WHERE {} GROUP BY u) GROUP BY n",
+        "SELECT k, COUNT(*), SUM(n) FROM (SELECT u, k, COUNT(*) AS n FROM data WHERE {} GROUP BY u, k) GROUP BY k",
+    ],
+)
+def test_a_block_changes_a_units_row_by_what_is_priced(tmp_path: Path, text: str) -> None:
+    """Over all that a unit can hold in two blocks: neighbours differ in one of them. The price is that of a unit
+    that is replaced; the price of one that comes or goes would be broken.
+    """
+    path = tmp_path / "tiny.duckdb"
+    columns = {"k": {"public_keys": ["a", "b"]}, "x": {"lower": -1, "upper": 2}, "b": {}}
+    table = declare(path, protects="unit-block", block="b", columns=columns)
+    options = {"epsilon": 1, "scope": "s", "noise": "laplace", "delta": "1e-6"}
+    (part,) = plan_sql(text.format("b IN ('0', '1')"), options, [table]).parts
+    assert part.plan.charged_blocks == ("0", "1")
+    assert part.plan.table.protection_text == table.protection_text
+    release = find_release(part.plan)
+    assert release is not None
+    others = [[("a", 2, 0), ("b", 1, 1)], [("b", 2, 1)], [("a", 1, 0)] * 3]
+    request = part.plan.mechanism.data_request(part.plan.params, part.plan.table)
+    units, answers = [*block_units()], []
+    for unit in units:
+        with duckdb.connect(str(path)) as connection:
+            connection.execute(
+                "CREATE OR REPLACE TABLE data(u INTEGER, k VARCHAR, x INTEGER, b INTEGER)"
+            )
+            rows = [(u, *row) for u, one in enumerate([unit, *others]) for row in one]
+            connection.executemany("INSERT INTO data VALUES (?, ?, ?, ?)", rows)
+        answers.append(
+            find_backend("duckdb")(part.plan.table, None, None).answer(request, ("0", "1"), 7)
+        )
+    # Add-remove of what one unit has in one block: one side has nothing there, and the other block is the same.
+    pairs = [
+        (answers[i], answers[j])
+        for (i, one), (j, other) in itertools.permutations(enumerate(units), 2)
+        for block in (0, 1)
+        if not [row for row in one if row[2] == block]
+        and [row for row in one if row[2] != block] == [row for row in other if row[2] != block]
+    ]
+    largest = measure_pairs(release, pairs)
+    # The control: one row's price, as of a unit that comes or goes. Of rows by unit and key, a block only adds some.
+    cheap = part.plan.table.model_copy(update={"neighbours": "add-remove"})
+    query = part.plan.mechanism.make_query(part.plan.params, cheap)
+    breaks = [moved > query.sensitivity(moment).l1 for moment, moved in largest.items()]
+    assert any(breaks) == ("u, k" not in text), largest
+    # Other blocks than those that pay are not read.
+    with pytest.raises(PlanRefused, match="the blocks that their query names"):
+        find_backend("duckdb")(part.plan.table, None, None).answer(request, ("0",), 7)
+
+
+def test_every_block_pays_for_a_units_row(fresh: World) -> None:
+    """Its features are those of all rows of the named blocks, whose bounds add up."""
     fresh.table = fresh.declare(block="day", protects="unit-block")
-    text = "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits WHERE day IN ('2020-01-01', '2020-01-02') GROUP BY person)"
-    with pytest.raises(SqlRefused, match="unit-groups"):
-        plan_sql(text, {"epsilon": 1, "scope": "visits"}, [fresh.table])
+    fresh.ledger.grant("days", 10**6, "0.1", table=fresh.table, principal="o", confirm_large=True)
+    days = "day IN ('2020-01-01', '2020-01-02', '2020-01-31')"
+    each = f"(SELECT person, COUNT(*) AS n, SUM(age) AS s FROM visits WHERE {days} GROUP BY person)"
+    text = f"SELECT COUNT(*), SUM(n), SUM(s) FROM {each}"
+    answer = fresh.ask(text, epsilon=EXACT, scope="days")
+    assert answer.rows == [pytest.approx(fresh.truth(text)[0], abs=2)]
+    assert fresh.ask(text, epsilon=EXACT, scope="days").free
+    blocks = [row["block"] for row in fresh.ledger.remaining("days").rows()]
+    assert {"2020-01-01", "2020-01-02", "2020-01-31"} <= {*blocks}
+    stages = " ".join(fresh.ask(f"EXPLAIN {text}", epsilon=1, scope="days").explain()["stages"])
+    assert "count(*) from 1 to 60" in stages
+    with pytest.raises(PlanRefused, match="must name the blocks"):
+        fresh.ask(text.replace(f"WHERE {days} ", ""), epsilon=1, scope="days")
 
 
 def test_known_columns_stay_known(fresh: World) -> None:
@@ -347,6 +420,41 @@ def test_explain_says_what_a_unit_counts_as(world: World) -> None:
     notes = " ".join(world.ask(text, epsilon=1).explain()["stages"])
     assert "one row for each person" in notes and "count(*) from 1 to 20" in notes
     assert 'sum("age") from 0 to 2000' in notes and '("cost" > 1)' in notes
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ("AVG(n)", "count(*) to 1..20"),
+        ("SUM(n + 1), AVG(s)", 'count(*) to 1..20, sum("age") to 0..2000'),
+        ("AVG(least(n, 10)), AVG(old), COUNT_IF(n > 20)", ""),
+    ],
+)
+def test_what_is_clamped_is_stated(world: World, values: str, says: str) -> None:
+    """Before paying and in the answer. What the query bounds itself, or nothing of a unit is beyond, says nothing."""
+    text = f"SELECT {values} FROM (SELECT person, COUNT(*) AS n, SUM(age) AS s, MAX(age) AS old FROM visits GROUP BY person)"
+    planned, answer = world.ask(f"EXPLAIN {text}", epsilon=EXACT), world.ask(text, epsilon=EXACT)
+    for notes in (planned.explain()["notes"], answer.notes):
+        clamped = [note for note in notes if "clamped" in note]
+        assert clamped == ([] if not says else clamped[:1]), notes
+        assert all(
+            f"clamped for each person: {says}; how many are beyond is not measured" in n
+            for n in clamped
+        )
+
+
+def test_nothing_clamped_is_stated_where_it_is_known(fresh: World) -> None:
+    """By what no unit exceeds; and where units do exceed the bounds, the query that the note names counts them."""
+    each = "(SELECT person, COUNT(*) AS n FROM visits WHERE age IS NOT NULL GROUP BY person)"
+    fresh.table = fresh.declare(max_contributions={"rows": 20})
+    notes = fresh.ask(f"SELECT AVG(n) FROM {each}", epsilon=EXACT).notes
+    assert "of count(*) nothing is clamped: max_contributions.rows is 20" in notes
+    fresh.table = fresh.declare(contribution_bounds={"rows": 17}, max_contributions={"rows": 20})
+    text = f"SELECT AVG(n), COUNT_IF(n > 17) FROM {each}"
+    answer = fresh.ask(text, epsilon=EXACT)
+    (truth,) = fresh.truth(text)
+    assert answer.rows[0][1] == truth[1] > 0 and answer.rows[0][0] < truth[0]
+    assert any("count(*) to 1..17" in note for note in answer.notes)
 
 
 @pytest.mark.parametrize(

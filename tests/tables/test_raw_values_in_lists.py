@@ -35,7 +35,7 @@ def test_all_that_lists_answer(kind: str, tmp_path: Path) -> None:
 
 def test_size() -> None:
     """How many there are."""
-    assert (len(PARQUET_KINDS), len(CASES)) == (35, 192)
+    assert (len(PARQUET_KINDS), len(CASES)) == (35, 233)
 
 
 def test_random_conditions(tmp_path: Path) -> None:

@@ -372,6 +372,8 @@ def answer_sql(
             if note := part.plan.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
         answering = part.plan if stored is None else stored.plan
+        if note := answering.describe_clamped_features():
+            notes.append(note)
         if note := answering.describe_last_group():
             notes.append(note)
         if answering.chosen is not None:

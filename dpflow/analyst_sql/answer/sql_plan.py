@@ -308,8 +308,10 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
     if any(part.part.private for part in plan.parts):
         yield CHOSEN_KEYS
     for part, stored in zip(plan.parts, plan.stored):
-        if note := (part.plan if stored is None else stored.plan).describe_last_group():
-            yield note
+        answering = part.plan if stored is None else stored.plan
+        yield from filter(
+            None, (answering.describe_clamped_features(), answering.describe_last_group())
+        )
         if stored is None and (note := part.plan.undeclared_groups()):
             yield f"{note}: -- dp: groups=N"
         for candidate in part.plan.describe_candidates() if stored is None else ():

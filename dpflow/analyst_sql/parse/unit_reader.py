@@ -23,14 +23,15 @@ from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.parse.statement import read_where
 from dpflow.analyst_sql.parse.value_columns import STEPS, find_bounds
 from dpflow.core.contract.columns import Column
-from dpflow.core.contract.contribution import ContributionBounds
+from dpflow.core.contract.contribution import MAX_GROUPS, ContributionBounds
 from dpflow.core.contract.declaration import Table, UnitRows
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.grouping import declare_groups
-from dpflow.tables.language.nodes import Aggregate, Node
+from dpflow.tables.language.nodes import Aggregate, Node, pick_first
 
 #: Features of one value, by what sqlglot calls them.
 _PLAIN = {"Sum": "sum", "Avg": "avg", "Min": "min", "Max": "max", "Count": "count"}
+_PICKED = {"ArgMin": "arg_min", "ArgMax": "arg_max"}
 #: Numbers of rows of a unit up to which each of them is a public key.
 MAX_LISTED = 100
 #: A column of the relation is what the query below gives, whatever its own column was computed of.
@@ -82,7 +83,7 @@ def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
         take_arguments(group, "expressions", "all")
     conditions, blocks = read_where(where, source)
     rows = RowReader(source)
-    reader = _FeatureReader(source, list_groups(parsed, rows))
+    reader = _FeatureReader(source, list_groups(parsed, rows), blocks or ())
     columns: dict[str, Node] = {}
     units: set[str] = set()
     names: list[str] = []
@@ -107,17 +108,24 @@ def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
             distinct,
         )
     kept = () if having is None else (reader.read(having.this),)
-    table = reader.declare(join_conditions(conditions), blocks or (), parsed)
+    table = reader.declare(join_conditions(conditions))
+    # Where blocks are protected one by one, each of them pays for what is made of it.
+    charged = blocks if table.protects == "unit-block" else None
     return PrivateRows(
-        table, "", {}, kept, None, columns, frozenset(units), frozenset(), tuple(names)
+        table, "", {}, kept, charged, columns, frozenset(units), frozenset(), tuple(names)
     )
 
 
 class _FeatureReader(RowReader):
     """Reads expressions of a unit's rows: aggregates become columns of the relation."""
 
-    def __init__(self, source: PrivateRows, groups: Sequence[Any]) -> None:
+    def __init__(self, source: PrivateRows, groups: Sequence[Any], blocks: tuple[str, ...]) -> None:
         super().__init__(source)
+        self._blocks = blocks
+        table = source.table
+        #: Declared bounds are those of a unit in one block, and its rows here are made of all of them.
+        per_block = table.protects == "unit-block" and table.unit_rows is None
+        self._times = max(1, len(blocks)) if per_block else 1
         self._rows = RowReader(source)
         self._features: dict[str, Column] = {}
         self.aliases: dict[str, Node] = {}
@@ -165,6 +173,11 @@ class _FeatureReader(RowReader):
             (test,) = take_arguments(call, "this", ignore=("big_int",))
             conditions.append(self._rows.read(test))
             node = Aggregate("count(*)", ())
+        elif kind in _PICKED:
+            value, order = take_arguments(call, "this", "expression")
+            node = Aggregate(_PICKED[kind], (self._rows.read(value), self._rows.read(order)))
+        elif kind in ("First", "Last"):
+            node = self._read_first(kind.lower(), call)
         elif kind in _PLAIN:
             (value,) = take_arguments(call, "this", ignore=("big_int",))
             node = self._read_aggregate(_PLAIN[kind], value)
@@ -172,7 +185,7 @@ class _FeatureReader(RowReader):
             raise Refusal(
                 "aggregates",
                 f"{call.sql_name() if hasattr(call, 'sql_name') else kind} of a unit's rows is not computed; there are COUNT, "
-                "COUNT_IF, SUM, AVG, MIN and MAX",
+                "COUNT_IF, SUM, AVG, MIN, MAX, ARG_MIN, ARG_MAX, and FIRST and LAST with an order",
                 call,
             )
         try:
@@ -186,6 +199,27 @@ class _FeatureReader(RowReader):
             node = Aggregate("FILTER", (inner, condition))
         self._features[str(node)] = column
         return Node("column", ((str(node),),))
+
+    def _read_first(self, name: str, call: Any) -> Aggregate:
+        """``FIRST(x ORDER BY day)`` or ``LAST``, in either direction."""
+        (ordered,) = take_arguments(call, "this")
+        value, orders = ordered, []
+        if isinstance(ordered, exp.Order):
+            value, orders = take_arguments(ordered, "this", "expressions")
+        if len(orders) != 1 or not isinstance(orders[0], exp.Ordered):
+            raise Refusal(
+                "aggregates",
+                f"{name.upper()} of a unit's rows needs one order, such as {name.upper()}(x ORDER BY day): rows have none of their own",
+                call,
+            )
+        take_arguments(orders[0], "this", ignore=("desc", "nulls_first"))
+        return pick_first(
+            name,
+            self._rows.read(value),
+            self._rows.read(orders[0].this),
+            descending=bool(orders[0].args.get("desc")),
+            nulls_first=bool(orders[0].args.get("nulls_first")),
+        )
 
     def _read_aggregate(self, name: str, value: Any) -> Aggregate:
         if name == "count" and (value is None or isinstance(value, exp.Star)):
@@ -209,7 +243,7 @@ class _FeatureReader(RowReader):
     def _bound_feature(self, node: Aggregate, filtered: bool) -> Column:
         """What a unit's number is clamped to: bounds that follow from the declared ones, whatever the rows are."""
         table = self._source.table
-        rows = table.contribution_bounds.rows
+        rows = table.contribution_bounds.rows * self._times
         if node.op.startswith("count"):
             low = 1 if node.op == "count(*)" and not filtered else 0
             keys = (str(n) for n in range(low, rows + 1))
@@ -217,11 +251,13 @@ class _FeatureReader(RowReader):
             return Column(
                 lower=Fraction(low), upper=Fraction(max(rows, low + 1)), public_keys=public
             )
-        (value,) = node.args
-        if node.op in ("min", "max") and value.op == "column":
+        value, is_picked = node.args[0], node.op not in ("sum", "avg", "min", "max")
+        if value.op == "column" and (is_picked or node.op in ("min", "max")):
             declared = table.column(".".join(value.args[0]))
-            if declared.lower is None or declared.holds_dates:
-                changes = {"public_keys": None, "public": False, "missing": "skip"}
+            if is_picked or declared.lower is None or declared.holds_dates:
+                # The first or last value is one of the column's.
+                listed = declared.public_keys if is_picked else None
+                changes = {"public_keys": listed, "public": False, "missing": "skip"}
                 return declared.without_limits().model_copy(update=changes | _STORED)
         low_end, high_end, step = find_bounds(value, table)
         if node.op == "sum":
@@ -238,8 +274,8 @@ class _FeatureReader(RowReader):
                 f"fewer contribution_bounds.rows, narrower bounds or a coarser step"
             ) from None
 
-    def declare(self, where: str | None, blocks: tuple[str, ...], parsed: Any) -> Table:
-        """The declaration of the relation. Raises `Refusal`."""
+    def declare(self, where: str | None) -> Table:
+        """The declaration of the relation."""
         rows = self._source.table
         columns = dict(self._features)
         bounds = ContributionBounds(rows=1)
@@ -248,18 +284,15 @@ class _FeatureReader(RowReader):
             limits = declared.limits_for(name)
             # Alone, it has one row of a unit in each group; bounding holds it to that.
             changes = {
-                "groups": limits[0].number,
+                "groups": min(limits[0].number * self._times, MAX_GROUPS),
                 "rows_per_group": 1 if len(self._keys) == 1 else None,
             }
             key = declared.columns[name].without_limits()
             columns[_name_key(node)] = key.model_copy(update=changes | {"public": False} | _STORED)
-            bounds = rows.contribution_bounds
+            bounds = rows.contribution_bounds.multiply(self._times)
         keys = tuple((_name_key(node), text) for text, node in sorted(self._keys.items()))
-        units = UnitRows(rows, where, blocks, keys, tuple(sorted(self._features)))
-        try:
-            return rows.by_unit(units, columns, bounds)
-        except PlanRefused as error:
-            raise refusal_of(error, parsed, "unit-groups") from None
+        units = UnitRows(rows, where, self._blocks, keys, tuple(sorted(self._features)))
+        return rows.by_unit(units, columns, bounds)
 
 
 def _name_key(node: Node) -> str:

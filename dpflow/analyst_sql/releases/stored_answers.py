@@ -417,9 +417,7 @@ def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest |
     keys = _public_keys(node.args[0], table)
     position, literals = list(groups).index(node.args[0]), node.args[1:]
     # Of a unit's number of rows, the last key has those of more rows, too.
-    counts = table.unit_rows is not None and bool(
-        node.args[0].column_names() & set(table.unit_rows.features)
-    )
+    counts = any(table.last_count(name) is not None for name in node.args[0].column_names())
     if all(one.op == "number" for one in literals) and keys is not None:
         return _compare_numbers(node.op, position, literals, keys, counts)
     texts = [one.args[0] for one in literals if one.op == "text"]

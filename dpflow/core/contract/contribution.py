@@ -223,6 +223,14 @@ class ContributionBounds(Strict):
             raise ValueError("rows_per_group cannot be above rows")
         return self
 
+    def multiply(self, times: int) -> ContributionBounds:
+        """The bounds of as many blocks together, each with these."""
+        named = self.model_dump(exclude_none=True)
+        largest = {"groups": MAX_GROUPS}
+        return self.model_copy(
+            update={n: min(v * times, largest.get(n, MAX_ROWS)) for n, v in named.items()}
+        )
+
     @property
     def max_groups(self) -> int:
         """Groups one unit may reach: rows that count are in no more groups than there are rows."""

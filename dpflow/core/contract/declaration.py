@@ -274,22 +274,31 @@ class Table(Strict):
         """What the rows are computed of, where there is one for each privacy unit; no file declares it."""
         return self._unit_rows
 
+    def last_count(self, name: str) -> str | None:
+        """The last public key of a number of a unit's rows, in whose group are units with more; None for other columns."""
+        units = self._unit_rows
+        if units is None or name not in units.features or not name.startswith("count("):
+            return None
+        keys = self.column(name).public_keys
+        return keys[-1] if keys else None
+
     def by_unit(
         self,
         unit_rows: UnitRows,
         columns: Mapping[str, Column],
         bounds: ContributionBounds,
     ) -> Table:
-        """The declaration of rows by privacy unit. Raises `PlanRefused` where it is not the whole unit that
-        is protected: a unit's row would then change with a block.
+        """The declaration of rows by privacy unit.
+
+        Where a unit's rows of one block are protected, a row here is made of those of several blocks. Neighbours
+        differ in what one unit has in one block, so its rows here become others, within the same bounds: noise is
+        that for a unit that is replaced. The number of units stays secret, and each block that is read pays.
         """
-        if self.protects != "unit":
-            raise PlanRefused(
-                f"table {self.name!r} protects {self.protection_text}, and one row for each {self.privacy_unit.column} is made of "
-                f"rows of several blocks; group by what the rows have themselves"
-            )
-        changes = {"columns": dict(columns), "contribution_bounds": bounds, "block": None}
-        table = self.model_copy(update=changes)
+        changes = {"columns": dict(columns), "contribution_bounds": bounds}
+        per_block = {"neighbours": "replace", "cached_partials": None, "sealed_version": 1}
+        table = self.model_copy(
+            update=changes | (per_block if self.protects == "unit-block" else {"block": None})
+        )
         table._unit_rows = unit_rows
         return table
 
@@ -394,13 +403,21 @@ class Table(Strict):
         where = f" in one {self.block}" if self.protects == "unit-block" else ""
         also = "".join(f" and in {join.relation}" for join in self.joins if join.kind == "unit")
         # Of rows by unit, what is protected is a unit's rows below.
-        known = (self._unit_rows.rows if self._unit_rows else self).public_columns
+        rows = self._unit_rows.rows if self._unit_rows else self
+        if rows is not self and self.protects == "unit-block":
+            return rows.protection_text
+        known = rows.public_columns
         but = f", {', '.join(known)} known" if known else ""
         if self.trusted_sql:
             but += f", trusting the SQL of {', '.join(self.trusted_sql)}"
         if trusted := self.source and self.source.trust_text:
             but += f", trusting {trusted}"
         return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
+
+    @property
+    def has_public_size(self) -> bool:
+        """Whether everybody knows the number of units: they are replaced, and none comes or goes."""
+        return self.neighbours == "replace" and self.protects == "unit"
 
     @property
     def public_columns(self) -> tuple[str, ...]:

@@ -29,6 +29,9 @@ from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
 from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.intervals import bound_expression
+from dpflow.tables.language.nodes import Node
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
@@ -260,13 +263,57 @@ class Plan:
         by, rows = getattr(self.params, "by", None), self.table.unit_rows
         if rows is None or not isinstance(by, str) or by not in self.table.columns:
             return ""
-        features = [name for name in self.table.columns[by].parts or (by,) if name in rows.features]
-        listed = {name: self.table.columns[name].public_keys for name in features}
-        last = [f"{keys[-1]} of {name}" for name, keys in listed.items() if keys]
+        listed = {
+            name: self.table.last_count(name) for name in self.table.columns[by].parts or (by,)
+        }
+        last = [f"{key} of {name}" for name, key in listed.items() if key is not None]
         unit = self.table.privacy_unit.column
         groups = f"group{'s' * (len(last) > 1)} {' and '.join(last)}"
         return (
             f"{groups}: each {unit} with as many or more (contribution_bounds.rows)" if last else ""
+        )
+
+    def describe_clamped_features(self) -> str:
+        """Of numbers and sums of a unit's rows that are released as values: that none is clamped, where the
+        declaration says so, or how to measure how many are; "" where the query itself bounds them.
+        """
+        units, unit = self.table.unit_rows, self.table.privacy_unit.column
+        if units is None:
+            return ""
+        # The features whose bounds follow from those of contributions; others are values of columns.
+        totals = [name for name in units.features if name.startswith(("count(", "sum("))]
+        far = Fraction(2**62)
+        open_ends: dict[str, dict[str, Fraction]] = {
+            name: {"upper": far} if name.startswith("count(") else {"lower": -far, "upper": far}
+            for name in totals
+        }
+        open_columns = {
+            name: column.model_copy(update=open_ends.get(name, {}))
+            for name, column in self.table.columns.items()
+        }
+        open_table = self.table.model_copy(update={"columns": open_columns})
+        clamped: set[str] = set()
+        for name, column in self.bounded_columns(leave_out="by").items():
+            node = Node("column", ((name,),))
+            if column.expression is not None:
+                node = parse_row_expression(column.expression, self.table)
+            widest = bound_expression(node, open_table, set())
+            if widest.low < float(column.lower or 0) or widest.high > float(column.upper or 0):
+                clamped |= node.column_names() & set(totals)
+        if not clamped:
+            return ""
+        rows, largest = units.rows, units.rows.max_contributions
+        is_repeated = any(join.kind == "unit" for join in rows.joins)
+        if largest and largest.rows <= rows.contribution_bounds.rows and not is_repeated:
+            return f"of {', '.join(sorted(clamped))} nothing is clamped: max_contributions.rows is {largest.rows}"
+        ends = [
+            f"{name} to {exact_text(column.lower or Fraction(0))}..{exact_text(column.upper or Fraction(0))}"
+            for name in sorted(clamped)
+            for column in [self.table.columns[name]]
+        ]
+        return (
+            f"clamped for each {unit}: {', '.join(ends)}; how many are beyond is not measured, and COUNT_IF(... > ...) in the "
+            f"same query measures it for a share of its privacy cost"
         )
 
     def _reads(self, kind: type[Any]) -> bool:

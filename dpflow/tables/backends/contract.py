@@ -41,6 +41,16 @@ from dpflow.tables.language.nodes import Node
 BlockSeal = Callable[[bytes], str]
 
 
+def require_blocks(table: Table, blocks: Sequence[str]) -> None:
+    """Of rows by privacy unit, named blocks are those that the rows are made of. Raises `PlanRefused`."""
+    units = table.unit_rows
+    made_of = units.blocks if units is not None and table.protects == "unit-block" else ()
+    if blocks and sorted(blocks) != sorted(made_of):
+        raise PlanRefused(
+            f"rows by {table.privacy_unit.column} of table {table.name!r} are made of the blocks that their query names, and of no others"
+        )
+
+
 class QueryBackend(ABC):
     """Answers requests over one declared table, or over its rows that fulfil a condition.
 

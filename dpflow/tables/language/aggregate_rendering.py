@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import ClassVar
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import RuleBroken
 from dpflow.tables.access import sql
-from dpflow.tables.access.arithmetic import DUCKDB, MAX_ROWS, Whole, double, operate_doubles
+from dpflow.tables.access.arithmetic import (
+    DUCKDB,
+    MAX_ROWS,
+    Dialect,
+    Whole,
+    double,
+    operate_doubles,
+)
 from dpflow.tables.language.expressions import add_predictions
 from dpflow.tables.language.intervals import bound_expression
 from dpflow.tables.language.nodes import AGGREGATES, Node
-from dpflow.tables.language.rendering import CALENDAR, DuckDBRenderer, Term, require_operands
+from dpflow.tables.language.rendering import (
+    CALENDAR,
+    DuckDBRenderer,
+    Renderer,
+    Term,
+    require_operands,
+)
 
 #: Bits of the grid on which values are added, and of the one on which their products are.
 SUM_BITS, PRODUCT_BITS = 60, 30
@@ -41,24 +56,21 @@ def render_expression(
     Raises `PlanRefused` where types do not fit or a sum has no bounds, `TableUnreadable` where a
     column is missing.
     """
-    groups = _Groups(_Rows(add_predictions(table), column))
+    groups = DuckDBGroups(DuckDBRows(add_predictions(table), column))
     term = groups.write_term(node)
     require_operands(term.family in ("whole", "number"), node, "to be a number")
     return ExpressionSql(tuple(groups.rows), groups.as_double(term))
 
 
-def render_features(
-    nodes: Sequence[Node], table: Table, column: Callable[[str], sql.Field]
-) -> tuple[list[str], list[Term]]:
+def render_features(nodes: Sequence[Node], groups: GroupRenderer) -> tuple[list[str], list[Term]]:
     """What a query of rows gives, and several aggregates of it, each in its own type. Raises as
     `render_expression`.
     """
-    groups = _Groups(_Rows(add_predictions(table), column))
     terms = [groups.write_term(node) for node in nodes]
     return groups.rows, terms
 
 
-class _Rows(DuckDBRenderer):
+class RowRenderer(Renderer):
     """Row expressions, in which columns are within their declared bounds."""
 
     def __init__(self, table: Table, column: Callable[[str], sql.Field]) -> None:
@@ -113,8 +125,12 @@ class _Rows(DuckDBRenderer):
             return None
         if super().column(name).family in ("whole", "number"):
             return None
-        number = sql.bounded_number(self._column(name), declared)
+        number = self.bounded_number(self._column(name), declared)
         return self.write.choose([(self.write.negate(self.write.call("isnan", number)), number)])
+
+    @abstractmethod
+    def bounded_number(self, field: sql.Field, declared: Column) -> str:
+        """A column of numbers or times as a DOUBLE within its bounds, NaN where it has no value."""
 
     def _is_text(self, name: str) -> bool:
         return self._column(name).kind in ("varchar", "enum")
@@ -141,10 +157,12 @@ def _is_whole(declared: Column) -> bool:
     )
 
 
-class _Groups(DuckDBRenderer):
+class GroupRenderer(Renderer):
     """Expressions of a group, over row expressions that it collects."""
 
-    def __init__(self, inner: _Rows) -> None:
+    arithmetic: ClassVar[Dialect]
+
+    def __init__(self, inner: RowRenderer) -> None:
         super().__init__(inner._column)
         self._inner, self._conditions = inner, list[str]()
         self.rows: list[str] = []
@@ -164,6 +182,8 @@ class _Groups(DuckDBRenderer):
         if node.op.startswith("count"):
             return Term(self._write_count(node), "whole")
         terms = [self._inner.write_term(arg) for arg in node.args]
+        if node.op in ("arg_min", "arg_max", "first", "last"):
+            return self._write_first(node, terms)
         if node.op in ("min", "max") and terms[0].family in ("whole", *CALENDAR):
             return Term(self._aggregate(node.op, self._row_name(terms[0].sql)), terms[0].family)
         require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
@@ -175,6 +195,42 @@ class _Groups(DuckDBRenderer):
             row = self._row_name(self.as_double(terms[0]))
             return Term(self.without_nan(self._aggregate(node.op, row, *shares)), "number")
         return Term(self._write_moment(node, terms), "number")
+
+    @abstractmethod
+    def pick_last(self, function: str, parts: Sequence[str]) -> str:
+        """The last of several columns in the row that is least or greatest by them, the first one first."""
+
+    @abstractmethod
+    def round_double(self, value: str) -> str:
+        """A DOUBLE of at most 60 bits as a BIGINT, rounded half away from zero."""
+
+    def _write_first(self, node: Node, terms: Sequence[Term]) -> Term:
+        """The value of the first or last row in an order. Of several such rows it is that of the least or the
+        greatest value, so no order of rows decides.
+        """
+        value, order = map(self._read_operand, terms[:2])
+        require_operands(order.family in ("whole", "number", *CALENDAR), node, "a date or number")
+        value_row, order_row = self._row_name(value.sql), self._row_name(order.sql)
+        function = "min" if node.op in ("arg_min", "first") else "max"
+        missing = [self.write.is_null(row) for row in (order_row, value_row)]
+        present = [*map(self.write.negate, missing)]
+        if node.op.startswith("arg"):
+            filtered, self._conditions = self._conditions, [*self._conditions, *present]
+            try:
+                return Term(self.pick_last(function, [order_row, value_row]), value.family)
+            finally:
+                self._conditions = filtered
+        # A row without a place in the order is the last one, or the first; one with a value goes before others.
+        place = present[0] if len(node.args) > 2 else missing[0]
+        valued = missing[1] if function == "min" else present[1]
+        return Term(self.pick_last(function, [place, order_row, valued, value_row]), value.family)
+
+    @staticmethod
+    def _read_operand(term: Term) -> Term:
+        """The same number, 0 for -0, of which an order would make two."""
+        if term.family != "number":
+            return term
+        return Term(operate_doubles(term.sql, "+", double(0)), "number")
 
     def _row_name(self, text: str) -> str:
         """A row expression's name in the query of groups."""
@@ -219,7 +275,7 @@ class _Groups(DuckDBRenderer):
         scaled = (
             term.sql
             if whole and shift == 0
-            else self.write.call("round", self._multiply(self.as_double(term), 2.0**shift))
+            else self.round_double(self._multiply(self.as_double(term), 2.0**shift))
         )
         return self._row_name(self.write.try_cast(scaled, "BIGINT")), math.ldexp(1.0, -shift)
 
@@ -231,14 +287,16 @@ class _Groups(DuckDBRenderer):
 
     def _write_sum(self, node: Node, term: Term) -> str:
         row, step = self._write_grid(node, node.args[0], term, SUM_BITS)
-        total = self._sum_rows(DUCKDB.column(row, -(2**SUM_BITS), 2**SUM_BITS)).as_double()
+        total = self._sum_rows(self.arithmetic.column(row, -(2**SUM_BITS), 2**SUM_BITS)).as_double()
         if node.op == "avg":
             total = self._divide(total, self.write.cast(self._aggregate("count", row), "DOUBLE"))
         return self._multiply(total, step)
 
     def _sum_rows(self, value: Whole) -> Whole:
         """The sum of a number over rows that fulfil the conditions."""
-        return replace(DUCKDB.sum_rows(value), sql=self._aggregate("sum", value.sql))
+        total = self.arithmetic.sum_rows(value)
+        where = f" FILTER (WHERE {' AND '.join(self._conditions)})" if self._conditions else ""
+        return replace(total, sql=f"{total}{where}")
 
     def _write_moment(self, node: Node, terms: list[Term]) -> str:
         """Of rows in which all arguments have values, with n and the exact integers n sum(xy) -
@@ -250,14 +308,14 @@ class _Groups(DuckDBRenderer):
         (x, x_step), (y, y_step) = grids[0], grids[-1]
         write, filtered = self.write, self._conditions
         self._conditions = [*filtered, *(write.negate(write.is_null(row)) for row in dict(grids))]
-        n = DUCKDB.column(self._aggregate("count"), 0, MAX_ROWS).clamp(0, MAX_GROUP)
+        n = self.arithmetic.column(self._aggregate("count"), 0, MAX_ROWS).clamp(0, MAX_GROUP)
 
         def sum_rows(value: Whole) -> Whole:
             return self._sum_rows(value).clamp(value.low * MAX_GROUP, value.high * MAX_GROUP)
 
         def spread(left: str, right: str) -> str:
             end = 2**PRODUCT_BITS
-            a, b = DUCKDB.column(left, -end, end), DUCKDB.column(right, -end, end)
+            a, b = (self.arithmetic.column(one, -end, end) for one in (left, right))
             return (n * sum_rows(a * b) - sum_rows(a) * sum_rows(b)).as_double()
 
         try:
@@ -275,3 +333,23 @@ class _Groups(DuckDBRenderer):
         if node.op.startswith("stddev"):
             return self._multiply(write.call("sqrt", value), x_step)
         return self._multiply(value, x_step * y_step)
+
+
+class DuckDBRows(RowRenderer, DuckDBRenderer):
+    """Row expressions on DuckDB."""
+
+    def bounded_number(self, field: sql.Field, declared: Column) -> str:
+        return sql.bounded_number(field, declared)
+
+
+class DuckDBGroups(GroupRenderer, DuckDBRenderer):
+    """Expressions of a group on DuckDB."""
+
+    arithmetic = DUCKDB
+
+    def pick_last(self, function: str, parts: Sequence[str]) -> str:
+        row = self._aggregate(function, self.write.call("row", *parts))
+        return self.write.call("struct_extract", row, str(len(parts)))
+
+    def round_double(self, value: str) -> str:
+        return self.write.call("round", value)

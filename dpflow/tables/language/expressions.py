@@ -8,13 +8,14 @@ GROUP BY.
 The language: aggregates of the row expressions of `dpflow.tables.language.conditions`, each with an
 optional ``FILTER (WHERE ...)``, and that language's operators between them. ``count``,
 ``count_if``, ``sum``, ``avg``, ``min``, ``max``, ``median``, ``quantile_cont``, ``quantile_disc``,
-``var_samp``, ``var_pop``, ``stddev_samp``, ``stddev_pop``, ``covar_samp``, ``covar_pop``, ``corr``
-and ``regr_slope``.
+``var_samp``, ``var_pop``, ``stddev_samp``, ``stddev_pop``, ``covar_samp``, ``covar_pop``, ``corr``,
+``regr_slope``, ``arg_min``, ``arg_max``, ``first(x ORDER BY d)`` and ``last(x ORDER BY d)``. Of several rows
+that are the first the smallest value counts, of several that are the last the largest.
 
 Guarantee: a group's number is a function of the multiset of the group's rows, and no row makes the
 query fail. So one unit moves the number of its own group only.
 
-- There is no subquery, window, ordering, cast or second relation, so a row meets other rows only in its group's aggregates.
+- There is no subquery, window, cast or second relation, so a row meets other rows only in its group's aggregates.
 - No sum is one of floats, which would depend on the order in which threads meet the rows of all groups. What is added up is
   put on a fine grid first, which the declared bounds of the columns decide, and added as integers: 2^-60 of the largest
   possible value, or 2^-30 for the products in variances. So what is summed needs bounds; ``least`` and ``greatest`` give some.
@@ -37,7 +38,13 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.tables.language.conditions import Reader
 from dpflow.tables.language.intervals import RowBounds, bound_expression, bound_operator
-from dpflow.tables.language.nodes import MOST_DEPTH, Aggregate, Node, refuse_sql
+from dpflow.tables.language.nodes import (
+    MOST_DEPTH,
+    Aggregate,
+    Node,
+    pick_first,
+    refuse_sql,
+)
 
 #: sqlglot's names of aggregates of one argument or two, and what they are called here.
 _ONE = {
@@ -56,13 +63,15 @@ _TWO = {
     "CovarSamp": "covar_samp",
     "CovarPop": "covar_pop",
     "RegrSlope": "regr_slope",
+    "ArgMin": "arg_min",
+    "ArgMax": "arg_max",
 }
 _QUANTILES = {
     "PercentileCont": ("quantile_cont", "expression"),
     "PercentileDisc": ("quantile_disc", "expression"),
     "Quantile": ("quantile_disc", "quantile"),
 }
-_OTHERS = {"Count", "CountIf", "Median", "Filter"}
+_OTHERS = {"Count", "CountIf", "Median", "Filter", "First", "Last"}
 _HALF = Node("number", (Decimal("0.5"),))
 
 #: Columns that a candidate adds to its rows, unless the table has some of these names.
@@ -160,6 +169,15 @@ class _Reader(Reader):
     def _read_aggregate(self, kind: str, found: Any, depth: int) -> Node:
         if kind == "Count":
             return self._read_count(found, depth)
+        if kind in ("First", "Last"):
+            value, order = read_ordered(self, found)
+            nodes = self._read_arguments([value, order.this], depth)
+            return pick_first(
+                kind.lower(),
+                *nodes,
+                descending=bool(order.args.get("desc")),
+                nulls_first=bool(order.args.get("nulls_first")),
+            )
         if kind == "CountIf":
             return Aggregate(
                 "FILTER",
@@ -205,6 +223,20 @@ class _Reader(Reader):
         if len(several) != 1:
             refuse_sql("allow-list", "DISTINCT of several expressions is not in the language")
         return Aggregate("count distinct", self._read_arguments(several, depth))
+
+
+def read_ordered(reader: Reader, found: Any) -> tuple[Any, Any]:
+    """Of ``first(x ORDER BY d)`` the value, and the order as sqlglot has it."""
+    from sqlglot import exp
+
+    (ordered,) = reader.take_arguments(found, "this")
+    orders: list[Any] = []
+    if isinstance(ordered, exp.Order):
+        value, orders = reader.take_arguments(ordered, "this", "expressions")
+    if len(orders) != 1 or not isinstance(orders[0], exp.Ordered):
+        refuse_sql("aggregates", "first and last need one order, such as first(x ORDER BY day)")
+    reader.take_arguments(orders[0], "this", ignore=("desc", "nulls_first"))
+    return value, orders[0]
 
 
 def _has_aggregate(node: Node) -> bool:

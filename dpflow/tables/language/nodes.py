@@ -157,6 +157,9 @@ class Aggregate(Node):
             return f"{operands[0]} FILTER (WHERE {operands[1]})"
         if self.op == "count(*)":
             return self.op
+        if self.op in ("first", "last"):
+            nulls = " NULLS FIRST" if len(operands) > 2 else ""
+            return f"{self.op}({operands[0]} ORDER BY {operands[1]}{nulls})"
         return (
             f"count(DISTINCT {operands[0]})"
             if self.op == "count distinct"
@@ -183,7 +186,17 @@ AGGREGATES = {
     "covar_samp",
     "covar_pop",
     "regr_slope",
+    *("arg_min", "arg_max", "first", "last"),
 }
+
+
+def pick_first(
+    op: str, value: Node, order: Node, *, descending: bool, nulls_first: bool
+) -> Aggregate:
+    """``first`` or ``last`` of a value in an order, as one in the ascending order."""
+    if descending:
+        op, nulls_first = {"first": "last", "last": "first"}[op], not nulls_first
+    return Aggregate(op, (value, order, *([Node("truth", (True,))] if nulls_first else [])))
 
 
 def refuse_sql(rule: str, what: str) -> NoReturn:

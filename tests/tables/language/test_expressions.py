@@ -117,6 +117,10 @@ SELECT md5_number_lower('736563726574' || '=' || u) % 8 AS g, {value} FROM (SELE
         "corr(p, label)",
         "corr(x, k) FILTER (WHERE day > '2020-01-03')",
         "regr_slope(x, p)",
+        "arg_max(x, p)",
+        "arg_min(x, p) FILTER (WHERE day > '2020-01-03')",
+        "first(k ORDER BY p DESC)",
+        "last(x ORDER BY p)",
         "CASE WHEN count(*) > 500 THEN avg(p) ELSE sqrt(avg(p)) END",
         "avg(CASE WHEN day >= '2020-01-05' AND city IS NOT NULL THEN 1 ELSE 0 END)",
         "avg(least(greatest(wild, 0), 10))",
@@ -167,11 +171,14 @@ def test_an_expression_means_what_duckdb_means(data: PrivateTable, text: str) ->
         ("avg(DISTINCT p)", "Distinct"),
         ("count(DISTINCT (p, x))", "allow-list"),
         ("max(p, 3)", "Max with count"),
-        ("first(p)", "First"),
+        ("first(p)", "one order"),
+        ("first(p ORDER BY x, p)", "one order"),
+        ("first(DISTINCT p ORDER BY x)", "Distinct"),
+        ("arg_max(p, x, 3)", "ArgMax with count"),
         ("any_value(p)", "allow-list"),
         ("list(p)", "allow-list"),
         ("string_agg(city)", "allow-list"),
-        ("arg_max(p, x)", "ArgMax"),
+        ("arg_max(p, city)", "a date or number"),
         ("avg(random())", "Rand"),
         ("percentile_cont(0.5) WITHIN GROUP (ORDER BY p)", "WithinGroup"),
         ("quantile_cont(p, label)", "literal between 0 and 1"),
@@ -361,6 +368,9 @@ aggregates = st.deferred(
         )
         | st.tuples(st.sampled_from(["corr", "regr_slope", "covar_pop"]), bounded, bounded).map(
             lambda t: f"{t[0]}({t[1]}, {t[2]})"
+        )
+        | st.tuples(st.sampled_from(["arg_min({}, {})", "last({} ORDER BY {})"]), rows, rows).map(
+            lambda t: t[0].format(*t[1:])
         )
         | rows.map(lambda r: f"quantile_disc({r}, 0.3)")
         | conditions.map(lambda c: f"count_if({c})")

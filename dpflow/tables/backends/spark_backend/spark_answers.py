@@ -70,6 +70,7 @@ class SparkBackend(QueryBackend):
     """
 
     name = "spark"
+    has_unit_rows = True
 
     def __init__(self, table: Table, where: Node | None, seal: BlockSeal | None = None) -> None:
         super().__init__(table, where, seal)

@@ -355,8 +355,14 @@ def _float_steps(field: Field, declared: Column) -> Whole:
     if step.numerator != 1:
         value = operate_doubles(f"({value})", "/", double(step.numerator))
     first, last = outer_doubles(low, high)
-    value = f"least(greatest({value}, {double(first)}), {double(last)})"
-    # By the exact fraction, for servers differ in how they round a double.
+    return round_double(f"least(greatest({value}, {double(first)}), {double(last)})")
+
+
+def round_double(value: str) -> Whole:
+    """A DOUBLE of at most `MAX_MAGNITUDE`, rounded half away from zero; NULL stays.
+
+    By the exact fraction, for servers differ in how they round a double.
+    """
     size = absolute_double(value)
     integer = SPARK.column(f"CAST(floor({size}) AS BIGINT)", 0, 2 * MAX_MAGNITUDE - 2)
     rest = operate_doubles(size, "-", integer.as_double())

@@ -27,9 +27,10 @@ from dpflow.core.contract.requests import (
     spread_groups,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables.access.arithmetic import SPARK, coalesce
+from dpflow.tables.access.arithmetic import MAX_ROWS, SPARK, choose, coalesce, least
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field, match_name
+from dpflow.tables.backends.contract import require_blocks
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
     UnitBounds,
@@ -52,6 +53,7 @@ from dpflow.tables.backends.spark_backend.spark_columns import (
     require_read,
     write_grid_steps,
     write_owner,
+    write_text,
 )
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.backends.spark_backend.spark_joins import JoinedRows, find_prefix
@@ -60,6 +62,8 @@ from dpflow.tables.backends.spark_backend.spark_rendering import (
     describe_computed_field,
 )
 from dpflow.tables.backends.spark_backend.spark_sources import SourceState
+from dpflow.tables.backends.spark_backend.unit_rows import make_unit_rows
+from dpflow.tables.language.conditions import parse_condition
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
 
@@ -70,6 +74,7 @@ class SparkQuery:
     Attributes:
         table: the declaration.
         connection: the open session.
+        below: what a table by privacy unit is computed of.
         joined: declared joins by their name.
         owners: the columns of a query that say whose rows they are.
         nonce: what every choice is a function of.
@@ -90,7 +95,13 @@ class SparkQuery:
         self.sample_nonce = secrets.randbits(64) if nonce is None else nonce
         # A given nonce chooses by places, as the contract says of tests.
         self._names_groups = nonce is None
-        self.fields = read_fields(connection, states[""])
+        self.below: SparkQuery | None = None
+        if (units := table.unit_rows) is not None:
+            condition = None if units.where is None else parse_condition(units.where, units.rows)
+            self.below = SparkQuery(units.rows, connection, states, units.blocks, condition, nonce)
+            self._rows, self.fields = make_unit_rows(units, self.below)
+        else:
+            self.fields = read_fields(connection, states[""])
         # Of its own: by one nonce what is joined and what is then kept would go together.
         join_nonce = secrets.randbits(64) if nonce is None else nonce
         self.joined = {
@@ -102,7 +113,7 @@ class SparkQuery:
                 f"{find_prefix(self.fields)}{number}_",
                 join_nonce,
             )
-            for number, join in enumerate(table.joins)
+            for number, join in enumerate(() if self.below is not None else table.joins)
         }
         unit = self.own_column(table.privacy_unit.column)
         self._outputs = [f"{write_owner(unit, 'unit')} AS unit"]
@@ -110,7 +121,9 @@ class SparkQuery:
         self._where = []
         if table.privacy_unit.missing == "drop":
             self._where.append(f"{unit.reference} IS NOT NULL")
-        if table.block is not None:
+        if self.below is not None:
+            require_blocks(table, blocks)
+        elif table.block is not None:
             self._keep_blocks(self.own_column(table.block), blocks)
         elif blocks:
             raise PlanRefused(
@@ -144,7 +157,7 @@ class SparkQuery:
             node = parse_row_expression(declared.expression, self.table)
             return describe_computed_field(name, SparkRenderer(self.column).write_term(node))
         parts = self.table.split_name(name)
-        stored = len(parts) == 1
+        stored = self.below is not None or len(parts) == 1
         field = self.own_column(name) if stored else self.joined[parts[0]].column(parts[1])
         require_read(field)
         return field
@@ -164,13 +177,20 @@ class SparkQuery:
 
     def write_key(self, by: str) -> str:
         """A row's key as one text; of several columns with each one's length, NULL if one is missing."""
-        fields = self.key_parts(by)
-        texts = [key_text(field, "group key") for field in fields]
+        texts = [self._write_key_part(field) for field in self.key_parts(by)]
         if len(texts) == 1:
             return texts[0]
         missing = " OR ".join(f"{text} IS NULL" for text in texts)
         tags = ", ';', ".join(map(write_tag, texts))
         return f"CASE WHEN {missing} THEN CAST(NULL AS STRING) ELSE concat({tags}) END"
+
+    def _write_key_part(self, field: Field) -> str:
+        """One column's key; a unit's number of rows is at most the last public one, which means as many or more."""
+        last = self.table.last_count(field.name)
+        if last is None:
+            return key_text(field, "group key")
+        number = least(SPARK.column(field.reference, 0, MAX_ROWS), int(last))
+        return write_text(str(choose([(f"{field.reference} IS NOT NULL", number)])), field.kind)
 
     def _encode_key(self, by: str, key: str) -> str:
         """The same of a key's text."""
@@ -226,7 +246,7 @@ class SparkQuery:
         for name, field in zip(self._part_names(by), self.key_parts(by)):
             public = self.table.column(name).public_keys if by != name else None
             if public is not None:
-                text = key_text(field, "group key")
+                text = self._write_key_part(field)
                 conditions.append(f"{text} IN ({write_text_list(public)})" if public else "false")
         return self.select_rows([f"{key} AS group_key", *outputs], conditions)
 
@@ -270,12 +290,14 @@ class SparkQuery:
 
     def public_size(self, unit_rows: int) -> PublicSize | None:
         """At most how many rows an ungrouped answer has, where units are replaced."""
-        if self.table.neighbours != "replace":
+        if not self.table.has_public_size:
             return None
         return PublicSize(self.count_units() * unit_rows, False)
 
     def count_units(self) -> int:
         """Units of the whole table, whatever a request leaves out."""
+        if self.below is not None:
+            return self.below.count_units()
         unit = self.own_column(self.table.privacy_unit.column)
         drops = self.table.privacy_unit.missing == "drop"
         there = f"{unit.reference} IS NOT NULL" if drops else "true"

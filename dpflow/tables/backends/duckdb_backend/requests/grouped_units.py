@@ -37,7 +37,7 @@ def count_grouped_units(
     counts = reading.fetch_arrays(units_query(reading, columns))
     units, rows, complete = (int(counts[name][0]) for name in ("units", "n_rows", "complete"))
     if not table.generalisation_only:
-        is_public = table.neighbours == "replace" and not reading.leaves_rows_out()
+        is_public = table.has_public_size and not reading.leaves_rows_out()
         return GroupedUnits(units, is_public)
     if rows != units:
         doubt = "some unit has several rows, which are no fresh ones"

@@ -32,7 +32,7 @@ def find_public_size(
         size: the answer's number of rows, which is used only where it is public.
         missing_are_values: whether a declared ``missing`` stands in for a value that is missing.
     """
-    if reading.table.neighbours != "replace":
+    if not reading.table.has_public_size:
         return None
     exact = (
         unit_rows == 1

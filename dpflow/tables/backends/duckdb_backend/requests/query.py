@@ -22,6 +22,7 @@ from dpflow.core.contract.requests import (
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import MAX_ROWS, place_from_zero
+from dpflow.tables.backends.contract import require_blocks
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     KEY_BITS,
@@ -86,7 +87,9 @@ class RequestQuery:
             [] if table.privacy_unit.missing == "one-unit" else [f"{unit.sql} IS NOT NULL"]
         )
         self.part = "0"
-        if table.block is not None:
+        if self.below is not None:
+            require_blocks(table, blocks)
+        elif table.block is not None:
             block = self.own_column(table.block)
             block_key = sql.key(block, "block")
             if table.protects == "unit-block":
@@ -317,8 +320,9 @@ class RequestQuery:
 
     @property
     def protected_columns(self) -> str:
-        """The columns of a rows query that say whose rows they are."""
-        return "unit" if self.table.protects == "unit" else "unit, part"
+        """The columns of a rows query that say whose rows they are; rows by privacy unit are in no block."""
+        whole = self.below is not None or self.table.protects == "unit"
+        return "unit" if whole else "unit, part"
 
     def join_keys(self, by: sql.Field) -> str:
         """The JOIN of rows with the table ``keys``, which leaves out rows with another key."""
@@ -330,10 +334,8 @@ class RequestQuery:
         many or more.
         """
         key = sql.key(column, "group key")
-        if self.table.unit_rows is None or column.name not in self.table.unit_rows.features:
-            return key
-        public = self.table.column(column.name).public_keys
-        return key if public is None else f"least({key}, {public[-1]})"
+        last = self.table.last_count(column.name)
+        return key if last is None else f"least({key}, {last})"
 
     def number_keys(self, by: sql.Field, keys: tuple[str, ...]) -> None:
         """Fill the in-memory table ``keys`` with the public ones in their order."""
@@ -359,7 +361,7 @@ class RequestQuery:
         """
         parts = by.parts or (by,)
         names = ", ".join(f"key{i}" for i in range(len(parts)))
-        values = [f"{sql.key(part, 'group key')} AS key{i}" for i, part in enumerate(parts)]
+        values = [f"{self._group_key(part)} AS key{i}" for i, part in enumerate(parts)]
         rows = self.select_rows(values, where=[f"{part.sql} IS NOT NULL" for part in parts])
         # Before keys are numbered: a number beyond how many there are would have no place.
         public = " AND ".join(self._public_parts(by)) or "TRUE"

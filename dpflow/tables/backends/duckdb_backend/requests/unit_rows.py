@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from dpflow.core.contract.declaration import UnitRows
 from dpflow.tables.access import sql
-from dpflow.tables.language.aggregate_rendering import render_features
+from dpflow.tables.language.aggregate_rendering import DuckDBGroups, DuckDBRows, render_features
 from dpflow.tables.language.expressions import parse_expression
 from dpflow.tables.language.grouping import parse_groups
 from dpflow.tables.language.rendering import DuckDBRenderer, derived_field
@@ -34,7 +34,8 @@ def write_unit_rows(
         for name, text in units.keys
     }
     outputs, features = render_features(
-        [parse_expression(text, table) for text in units.features], table, column
+        [parse_expression(text, table) for text in units.features],
+        DuckDBGroups(DuckDBRows(table, column)),
     )
     terms = {**keys, **dict(zip(units.features, features))}
     fields = {name: derived_field(name, term) for name, term in terms.items()}
