@@ -79,6 +79,7 @@ CAST_TYPES = {
 }
 CHOICES = {"Least": "least", "Greatest": "greatest", "Coalesce": "coalesce"}
 BINARY = COMPARISONS | CONNECTIVES | ARITHMETIC
+_ORDERED = "ORDER BY"
 _INFIX = {*BINARY.values(), "LIKE", "||"}
 
 
@@ -159,7 +160,7 @@ class Aggregate(Node):
             return self.op
         if self.op in ("first", "last"):
             nulls = " NULLS FIRST" if len(operands) > 2 else ""
-            return f"{self.op}({operands[0]} ORDER BY {operands[1]}{nulls})"
+            return f"{self.op}({operands[0]} {_ORDERED} {operands[1]}{nulls})"
         return (
             f"count(DISTINCT {operands[0]})"
             if self.op == "count distinct"
