@@ -1,5 +1,5 @@
 """What a candidate costs a gate: tables of predictions beside reading them and the ledger's transaction,
-and models beside one batch of scikit-learn.
+a gate on a million units, and models beside one batch of scikit-learn.
 
 ``python -m bench candidates`` asks about 1,000 tables. ``python -m bench.candidates 10000`` asks about so
 many in one session of a gate on means, and says what each thousand of them cost.
@@ -19,17 +19,21 @@ from unittest import mock
 import duckdb
 import numpy as np
 
-from bench.timing import show
+from bench.timing import hold, show, show_bars
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.sessions import candidate
-from dpflow.engine.sessions.holdout_gate import judge
+from dpflow.engine.sessions.holdout_gate import judge, judge_all
 from dpflow.engine.sessions.session import Session
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 
 ROWS, CANDIDATES = 3_183, 1_000
+#: Milliseconds of a table's candidate in a batch, and seconds of opening a gate on `UNITS`.
+TABLE_MS, OPEN_SECONDS, UNITS = 5, 5, 10**6
+TABLES_HEADER = ("gate", "all", "reading it", "ledger's transaction")
 #: Rows, features, groups and the kind of model.
 MODELS = (
     (3_183, 401, 200, "logistic regression"),
@@ -46,13 +50,16 @@ T = TypeVar("T")
 
 
 def main() -> None:
-    """Both tables."""
+    """All tables."""
     with tempfile.TemporaryDirectory() as folder:
         rows = [row for name in GATES for row in _judge_tables(Path(folder), name)]
     title = f"CPU a candidate, {CANDIDATES:,} tables of {ROWS:,} predictions"
-    show(title, ("gate", "reading it", "ledger's transaction", "all else"), rows)
+    show(title, TABLES_HEADER, rows)
     with tempfile.TemporaryDirectory() as folder:
         rows = [_judge_model(Path(folder), number) for number in range(len(MODELS))]
+    with tempfile.TemporaryDirectory() as folder:
+        opened = _open_large(Path(folder))
+    show("CPU of a gate on many units", ("units", "opening it", "first answer"), opened)
     header = ("model", "rows", "groups", "one batch", "gate, first candidate", "gate, each further")
     show("CPU of scoring a model, without loading it", header, rows)
 
@@ -61,49 +68,43 @@ def _judge_tables(
     folder: Path, mechanism: str, candidates: int = CANDIDATES
 ) -> list[tuple[str, ...]]:
     """A row for each thousand in one session."""
-    said = folder / f"said-{mechanism}.duckdb"
-    with duckdb.connect(str(said)) as connection:
-        connection.execute(
-            f"CREATE TABLE said AS SELECT i AS id, (i + (random() < 0.2)::INT) % 2 AS prediction FROM range({ROWS}) t(i)"
-        )
     session = open_gate(folder, ROWS, 0, mechanism, **GATES[mechanism])
-    predictions = {"database": said, "table": "said", "id": "id"}
-
-    def turn_predictions(number: int) -> None:
-        """Turn one or two predictions round, others for each number: a candidate is its content."""
-        first, further = number % ROWS, number // ROWS
-        turned = {first, (first + further) % ROWS}
-        with duckdb.connect(str(said)) as connection:
-            listed = ", ".join(map(str, turned))
-            connection.execute(
-                f"UPDATE said SET prediction = 1 - prediction WHERE id IN ({listed})"
-            )
-
-    def submit(number: int) -> None:
-        turn(number)
-        given = {"name": "c", "predictions": predictions, "label": "label", "claim": "0.7"}
-        assert judge(session, given)["verdict"] == "yes"
-        turn(number)
-
-    spent = dict.fromkeys(("reading", "ledger", "turning"), 0.0)
-    turn = _time_calls(turn_predictions, spent, "turning")
-    submit(0)
+    spent = dict.fromkeys(("reading", "ledger"), 0.0)
     read = _time_calls(candidate.read_predictions, spent, "reading")
     store = _time_calls(Ledger.answer, spent, "ledger")
     rows = list[tuple[str, ...]]()
-    with (
-        mock.patch.object(candidate, "read_predictions", read),
-        mock.patch.object(Ledger, "answer", store),
-    ):
-        for first in range(0, candidates, CANDIDATES):
+    for first in range(0, candidates, CANDIDATES):
+        with tempfile.TemporaryDirectory(dir=folder) as said:
+            submissions = _make_predictions(Path(said), first)
             spent.update(dict.fromkeys(spent, 0.0))
             start = time.process_time()
-            for number in range(first, first + CANDIDATES):
-                submit(number + 1)
-            total = time.process_time() - start
-            parts = (spent["reading"], spent["ledger"], total - sum(spent.values()))
-            rows.append((mechanism, *(f"{1000 * part / CANDIDATES:.1f} ms" for part in parts)))
+            with (
+                mock.patch.object(candidate, "read_predictions", read),
+                mock.patch.object(Ledger, "answer", store),
+            ):
+                verdicts = judge_all([lambda: session], submissions)
+            total = (time.process_time() - start) / CANDIDATES
+        assert {verdict["verdict"] for verdict in verdicts} == {"yes"}
+        parts = (total, *(part / CANDIDATES for part in spent.values()))
+        rows.append((mechanism, *(f"{1000 * part:.1f} ms" for part in parts)))
+        hold(f"gate's candidate from {first:,} on, {mechanism}, ms", 1000 * total, TABLE_MS)
     return rows
+
+
+def _make_predictions(folder: Path, first: int) -> list[dict[str, Any]]:
+    """A thousand candidates in files of their own, no two alike: a candidate is its content."""
+    files = [folder / f"said{first + number}.duckdb" for number in range(CANDIDATES)]
+    with duckdb.connect() as connection:
+        for number, file in enumerate(files, first):
+            connection.execute(f"ATTACH '{file}' AS file")
+            connection.execute(
+                f"CREATE TABLE file.said AS SELECT i AS id, (i + (hash(i + {number}) % 5 = 0)::INT) % 2 AS prediction "
+                f"FROM range({ROWS}) t(i)"
+            )
+            connection.execute("DETACH file")
+    tables = ({"database": file, "table": "said", "id": "id"} for file in files)
+    about = {"name": "c", "label": "label", "claim": "0.7"}
+    return [about | {"predictions": table} for table in tables]
 
 
 def _time_calls(function: Callable[..., T], spent: dict[str, float], name: str) -> Callable[..., T]:
@@ -150,8 +151,35 @@ def _judge_model(folder: Path, number: int) -> tuple[str, ...]:
     return kind, f"{rows:,}", f"{groups:,}", *(f"{taken:.2f} s" for taken in times)
 
 
+def _open_large(folder: Path) -> list[tuple[str, ...]]:
+    """Opening a gate on many units, and the first answer, which reads them all."""
+    planned = plan_gate(folder, UNITS, 0, "gate", **GATES["gate"])
+    said = folder / "said.duckdb"
+    with duckdb.connect(str(said)) as connection:
+        connection.execute(
+            f"CREATE TABLE said AS SELECT i AS id, i % 2 AS prediction FROM range({UNITS}) t(i)"
+        )
+    times = [time.process_time()]
+    session = Session.open(*planned)
+    times.append(time.process_time())
+    table = {"database": said, "table": "said", "id": "id"}
+    submission = {"name": "c", "label": "label", "claim": "0.9", "predictions": table}
+    assert judge(session, submission)["verdict"] == "yes"
+    times.append(time.process_time())
+    spent = times[1] - times[0], times[2] - times[1]
+    hold(f"opening a gate on {UNITS:,} units, s", spent[0], OPEN_SECONDS)
+    return [(f"{UNITS:,}", *(f"{seconds:.2f} s" for seconds in spent))]
+
+
 def open_gate(folder: Path, rows: int, features: int, mechanism: str, **params: Any) -> Session:
     """A gate on accuracy, on a table of so many rows and features."""
+    return Session.open(*plan_gate(folder, rows, features, mechanism, **params))
+
+
+def plan_gate(
+    folder: Path, rows: int, features: int, mechanism: str, **params: Any
+) -> tuple[Plan, Ledger, Registry]:
+    """What opens it."""
     name = f"holdout{rows}x{features}-{mechanism}-{len(list(folder.iterdir()))}"
     path = folder / f"{name}.duckdb"
     listed = "".join(f", random() AS f{i}" for i in range(features))
@@ -184,17 +212,14 @@ def open_gate(folder: Path, rows: int, features: int, mechanism: str, **params: 
         }
     )
     registry = Registry.load()
-    return Session.open(make_plan(request, registry), ledger, registry)
+    return make_plan(request, registry), ledger, registry
 
 
 if __name__ == "__main__":
     if sys.argv[1:]:
         with tempfile.TemporaryDirectory() as place:
             judged = _judge_tables(Path(place), "gate", int(sys.argv[1]))
-        show(
-            "CPU a candidate, by the thousand",
-            ("gate", "reading it", "ledger's transaction", "all else"),
-            judged,
-        )
+        show("CPU a candidate, by the thousand", TABLES_HEADER, judged)
+        show_bars()
     else:
         main()

@@ -25,6 +25,7 @@ from dpflow.engine.sessions.holdout_gate import (
     asks_for_champions,
     check_submissions,
     join_outcomes,
+    judge_all,
     require_gate,
     require_metrics,
     review_champion,
@@ -216,7 +217,7 @@ def submit(
     submissions = [resolve_paths(one, candidates.parent) for one in submissions]
     check_submissions([plan], book, submissions, promoter)
     session = _open(plan, book)
-    verdicts = [submit_candidate(session, one, promoter) for one in submissions]
+    verdicts = judge_all([lambda: session], submissions, promoter, submit_candidate)
     if as_json:
         show_json({"session": session.id, "verdicts": verdicts, "left": session.remaining()})
     else:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from fractions import Fraction
+from pathlib import Path
 from typing import Any, Protocol
 
 from pydantic import ValidationError
@@ -29,6 +31,7 @@ from dpflow.errors import (
 )
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables import read_together
 
 log = logging.getLogger(__name__)
 
@@ -172,12 +175,15 @@ def check_submissions(
     promoter: Promotes | None = None,
 ) -> None:
     """Check candidates before a gate is charged, without their files. Raises `InvalidDeclaration` or
-    `PlanRefused` for fields that a gate of these plans does not know or use.
+    `PlanRefused` for fields that a gate of these plans does not know or use, and predictions in a private file.
     """
     for plan in plans:
         unopened = Session("", "", plan, ledger, Registry.load())
         for submission in submissions:
-            unopened.require_used(parse_submission(unopened, submission, promoter))
+            parsed = parse_submission(unopened, submission, promoter)
+            unopened.require_used(parsed)
+            if parsed.predictions is not None:
+                _require_public(unopened, parsed.predictions.database)
 
 
 def _fill_tracking(fields: Mapping[str, Any], promoter: Promotes | None) -> Mapping[str, Any]:
@@ -190,8 +196,14 @@ def _fill_tracking(fields: Mapping[str, Any], promoter: Promotes | None) -> Mapp
 def _load_public(session: Session, submission: Submission) -> Candidate:
     # Its digest is published with the verdict.
     if submission.predictions is not None:
-        session.require_public(submission.predictions.database, "predictions")
+        _require_public(session, submission.predictions.database)
     return load_candidate(submission)
+
+
+def _require_public(session: Session, database: Path) -> None:
+    """Raises `PlanRefused` for a private file, also where it is a database's write-ahead log."""
+    for file in (database, database.with_name(database.name + ".wal")):
+        session.require_public(file, "predictions")
 
 
 def _promote(
@@ -365,24 +377,42 @@ def judge_all(
     # Also for no submission: what is declared is charged, as plans and checks count it.
     open_sessions = [sessions[0]()]
     verdicts: list[dict[str, Any]] = []
-    for submission in submissions:
-        for number, opening in enumerate(sessions):
-            if number == len(open_sessions):
-                open_sessions.append(opening())
-            verdict = judge_one(open_sessions[number], submission, promoter)
-            if verdict["verdict"] != "exhausted":
-                break
-        log.info(
-            "candidate %d of %d, %s%s: %s%s",
-            len(verdicts) + 1,
-            len(submissions),
-            verdict["name"],
-            f", claims {float(Fraction(verdict['claim'])):.4f}" if "claim" in verdict else "",
-            verdict["verdict"],
-            ", promoted" if verdict["outcome"] == "promoted" else "",
-        )
-        verdicts.append(verdict)
+    with read_tables_together(open_sessions[0], submissions):
+        for submission in submissions:
+            for number, opening in enumerate(sessions):
+                if number == len(open_sessions):
+                    open_sessions.append(opening())
+                verdict = judge_one(open_sessions[number], submission, promoter)
+                if verdict["verdict"] != "exhausted":
+                    break
+            log.info(
+                "candidate %d of %d, %s%s: %s%s",
+                len(verdicts) + 1,
+                len(submissions),
+                verdict["name"],
+                f", claims {float(Fraction(verdict['claim'])):.4f}" if "claim" in verdict else "",
+                verdict["verdict"],
+                ", promoted" if verdict["outcome"] == "promoted" else "",
+            )
+            verdicts.append(verdict)
     return verdicts
+
+
+def read_tables_together(
+    session: Session, submissions: Sequence[Mapping[str, Any]]
+) -> AbstractContextManager[None]:
+    """While it lasts, submissions' tables of predictions are read by one DuckDB. Raises `PlanRefused` if
+    one of them is in the session's private file.
+    """
+    tables = [submission.get("predictions") for submission in submissions]
+    databases = [
+        Path(str(table["database"]))
+        for table in tables
+        if isinstance(table, Mapping) and "database" in table
+    ]
+    for database in dict.fromkeys(databases):
+        _require_public(session, database)
+    return read_together(databases)
 
 
 def join_outcomes(verdicts: Sequence[Mapping[str, Any]]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dpflow.engine.sessions.holdout_gate import Promotes, judge
+from dpflow.engine.sessions.holdout_gate import Promotes, judge, read_tables_together
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, SessionClosed
 
@@ -26,20 +26,22 @@ def ask_all(
     Args:
         base: the folder that relative paths of candidates are taken from.
     """
+    if not all(isinstance(query, Mapping) for query in queries):
+        raise InvalidInput(
+            "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
+        )
+    queries = [resolve_paths(query, base) if "name" in query else query for query in queries]
     answers = []
-    for query in queries:
-        if not isinstance(query, Mapping):
-            raise InvalidInput(
-                "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
-            )
-        if "name" in query:
-            answers.append(judge(session, resolve_paths(query, base), promoter))
-            continue
-        try:
-            answers.append(session.ask(query))
-        # Later queries may have stored answers, so the list goes on.
-        except SessionClosed:
-            answers.append({"verdict": "exhausted"})
+    with read_tables_together(session, queries):
+        for query in queries:
+            if "name" in query:
+                answers.append(judge(session, query, promoter))
+                continue
+            try:
+                answers.append(session.ask(query))
+            # Later queries may have stored answers, so the list goes on.
+            except SessionClosed:
+                answers.append({"verdict": "exhausted"})
     return answers
 
 

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -369,25 +369,16 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
         TableUnreadable: no such file, or not a DuckDB file.
         TableBusy: another process is still writing it after `MAX_WAIT` seconds.
     """
-    if not database.is_file():
-        raise TableUnreadable(
-            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
-        )
-    with spill_folder(database.absolute().parent) as spill:
-        raw = duckdb.connect(":memory:", config=session_settings(spill))
+    _require_file(database, what)
+    with _start_session(database, what) as raw:
         file = None
         try:
             # Attaching says what is wrong.
             with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
-            # Days and texts of timestamps must not depend on where the process runs.
-            scrub_errors(lambda: raw.execute("SET TimeZone = 'UTC'"), what)
-            scrub_errors(lambda: hide_progress_bar(raw), what)
             connection = Connection(raw, what, file)
-            path = sql.quote_text(str(database.absolute()))
             # Attached first: nothing can be opened afterwards, and the last line keeps it so.
-            attach = f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)"
-            scrub_errors(lambda: wait_for_file(lambda: raw.execute(attach)), what)
+            _attach_file(raw, database, what)
             connection.execute("SET enable_external_access = false")
             connection.execute("SET lock_configuration = true")
             # Blocks are read through this handle, so it must be the file that DuckDB has open.
@@ -399,6 +390,60 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
             if file is not None:
                 # After DuckDB's handle: closing any of them ends this process's locks.
                 os.close(file)
+
+
+@contextmanager
+def open_files(
+    databases: Sequence[Path], what: str
+) -> Iterator[Callable[[Path, str], AbstractContextManager[Connection]]]:
+    """What opens any of these files as `open_file` does, one at a time, without starting DuckDB again.
+
+    A view in one of them may read the others and nothing else, so a private file is none of them.
+    """
+    with _start_session(databases[0], what) as raw:
+        connection = Connection(raw, what)
+        paths = [str(path.absolute()) + end for path in databases for end in ("", ".wal")]
+        connection.execute(f"SET allowed_paths = [{', '.join(map(sql.quote_text, paths))}]")
+        connection.execute("SET enable_external_access = false")
+        connection.execute("SET lock_configuration = true")
+
+        @contextmanager
+        def open_next(database: Path, what: str) -> Iterator[Connection]:
+            _require_file(database, what)
+            _attach_file(raw, database, what)
+            try:
+                yield Connection(raw, what)
+            finally:
+                scrub_errors(lambda: raw.execute(f"DETACH {PRIVATE}"), what)
+
+        yield open_next
+
+
+def _require_file(database: Path, what: str) -> None:
+    if not database.is_file():
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
+
+
+@contextmanager
+def _start_session(database: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB in memory, with a folder beside the file to spill into."""
+    with spill_folder(database.absolute().parent) as spill:
+        raw = duckdb.connect(":memory:", config=session_settings(spill))
+        try:
+            # Days and texts of timestamps must not depend on where the process runs.
+            scrub_errors(lambda: raw.execute("SET TimeZone = 'UTC'"), what)
+            scrub_errors(lambda: hide_progress_bar(raw), what)
+            yield raw
+        finally:
+            raw.close()
+
+
+def _attach_file(raw: duckdb.DuckDBPyConnection, database: Path, what: str) -> None:
+    path = sql.quote_text(str(database.absolute()))
+    attach = f"ATTACH {path} AS {PRIVATE} (TYPE duckdb, READ_ONLY)"
+    scrub_errors(lambda: wait_for_file(lambda: raw.execute(attach)), what)
 
 
 def hide_progress_bar(connection: duckdb.DuckDBPyConnection) -> None:

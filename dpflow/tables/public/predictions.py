@@ -5,6 +5,9 @@ by row id.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -64,6 +67,32 @@ class PredictionTable:
         ), np.array(matchable, bool)
 
 
+#: What opens the files of `read_together`, and these files.
+_TOGETHER: ContextVar[tuple[Callable[..., Any], frozenset[Path]] | None] = ContextVar(
+    "together", default=None
+)
+
+
+@contextmanager
+def read_together(databases: Sequence[Path]) -> Iterator[None]:
+    """Until it ends, `read_predictions` reads these files by one DuckDB: to start one takes longer than to
+    read a small table. No file stays open between two tables, and none of them may be private.
+
+    Args:
+        databases: one for each table.
+    """
+    if len(databases) < 2:
+        yield
+        return
+    files = list(dict.fromkeys(database.absolute() for database in databases))
+    with sandbox.open_files(files, "predictions") as open_next:
+        token = _TOGETHER.set((open_next, frozenset(files)))
+        try:
+            yield
+        finally:
+            _TOGETHER.reset(token)
+
+
 def read_predictions(
     database: Path, table: str, id: str, prediction: str = "prediction", score: str | None = None
 ) -> PredictionTable:
@@ -84,7 +113,9 @@ def _read_state(
     state: object, database: Path, table: str, id: str, prediction: str, score: str | None
 ) -> PredictionTable:
     what = f"predictions {table!r}"
-    with sandbox.open_file(database, what) as connection:
+    open_next, files = _TOGETHER.get() or (sandbox.open_file, frozenset())
+    open_file = open_next if database.absolute() in files else sandbox.open_file
+    with open_file(database, what) as connection:
         fields = connection.bind_fields(f"{sandbox.PRIVATE}.{sql.quote_name(table)}")
         for name in (id, prediction, *([score] if score else [])):
             if name not in fields:

@@ -8,6 +8,7 @@ import os
 import tracemalloc
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import duckdb
 import numpy as np
@@ -18,13 +19,16 @@ from pydantic import ValidationError
 from dpflow import Session, plan
 from dpflow.core.contract.gate import ClaimQuery
 from dpflow.engine.sessions.candidate import Submission, load_candidate
-from dpflow.engine.sessions.holdout_gate import judge
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
+from dpflow.engine.sessions.holdout_gate import check_submissions, judge
+from dpflow.engine.sessions.query_list import ask_all
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import read_predictions
+from dpflow.tables import read_predictions, read_together
+from dpflow.tables.access import sandbox
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.private import PrivateTable
+from dpflow.tables.public import predictions as predictions_module
 from dpflow.tables.snapshot import SnapshotTable
 
 if TYPE_CHECKING:
@@ -128,6 +132,55 @@ def test_private_rows_are_no_predictions(
     place = {"database": str(file), "table": "visits", "id": "visit", "prediction": prediction}
     with pytest.raises(PlanRefused, match="in the private table's file"):
         judge(gate, {"name": "mine", "label": "sick", "predictions": place, "claim": "0.9"})
+    assert gate.remaining()["answered"] == 0
+
+
+def test_tables_of_a_batch_are_read_by_one_duckdb(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To the same content as alone. Their files may be written in between, and no view leads out of them."""
+    tiny.fill(ROWS)
+    places: list[dict[str, Any]] = [predictions(tiny, f"i % {n + 2}", f"said{n}") for n in range(3)]
+    files = [Path(place["database"]) for place in places]
+    places = [place | {"database": file} for place, file in zip(places, files)]
+    alone = [read_predictions(**place).digest for place in places]
+    predictions_module._read_state.cache_clear()
+    connect, starts = duckdb.connect, Mock(wraps=duckdb.connect)
+    monkeypatch.setattr(sandbox.duckdb, "connect", starts)
+    with read_together(files):
+        assert [read_predictions(**place).digest for place in places] == alone
+        assert starts.call_count == 1
+        with connect(str(files[0])) as connection:
+            connection.execute("INSERT INTO said VALUES ('r9000', 1, 1)")
+            connection.execute(
+                f"CREATE VIEW private AS SELECT filename AS visit, 1 AS prediction FROM read_blob('{tiny.database}')"
+            )
+        assert read_predictions(**places[0]).digest != alone[0]
+        with pytest.raises(TableUnreadable):
+            read_predictions(**places[0] | {"table": "private"})
+        files[2].unlink()
+        with pytest.raises(TableUnreadable, match="there is no file"):
+            read_predictions(**places[2])
+        assert read_predictions(**places[1]).digest == alone[1]
+
+
+@pytest.mark.parametrize("end", ["", ".wal"])
+def test_a_private_file_in_a_batch_is_refused_before_a_charge(
+    tiny: Tiny, gate: Session, end: str
+) -> None:
+    """A view in another file of the batch could read it."""
+    listed: list[dict[str, Any]] = [
+        {"name": n, "label": "sick", "predictions": predictions(tiny, "i % 2", n), "claim": "0.9"}
+        for n in ("first", "second")
+    ]
+    file = Path(listed[1]["predictions"]["database"])
+    if not end:
+        file.unlink()
+    file.with_name(file.name + end).symlink_to(tiny.database)
+    with pytest.raises(PlanRefused, match="in the private table's file"):
+        check_submissions([gate.plan], Ledger(tiny.ledger), listed)
+    with pytest.raises(PlanRefused, match="in the private table's file"):
+        ask_all(gate, listed, tiny.folder)
     assert gate.remaining()["answered"] == 0
 
 
