@@ -100,6 +100,10 @@ class MeanGate(Gate[MeanGateParams]):
         """Whether ``question`` is champion."""
         return params.question == "champion"
 
+    def find_margin(self, params: MeanGateParams) -> Fraction:
+        """``better_by``."""
+        return params.better_by
+
     def limits(self, params: MeanGateParams) -> Mapping[str, int]:
         """Questions, and the answers among them that `sparse_vector` pays for."""
         return {"queries": params.queries, "failures": params.failures}

@@ -70,7 +70,10 @@ def write_candidates(tiny: Tiny, *names: str, **fields: Any) -> Path:
 
 
 def test_the_better_table_becomes_champion(tiny: Tiny) -> None:
-    file, champion = write_gate(tiny, {"gate": WISHES}), tiny.folder / "champion.json"
+    file, champion = (
+        write_gate(tiny, {"gate": WISHES | {"better_by": "0.02"}}),
+        tiny.folder / "champion.json",
+    )
     _, planned = run(tiny, "plan", file)
     assert planned["verdicts"] == "proven" and "alike in each class" in str(planned)
     assert 0 < planned["proven_widths"]["fixed beforehand"] < 0.1
@@ -83,6 +86,9 @@ def test_the_better_table_becomes_champion(tiny: Tiny) -> None:
 
     assert submit("good")[0][0] == "promoted"
     assert submit("poor", "better") == [("not_better", "proven"), ("promoted", "proven")]
+    # What the gate asks, though the command asks for nothing; the same again is the same question.
+    _, said = run(tiny, "submit", file, write_candidates(tiny, "poor"), "--champion", champion)
+    assert said["verdicts"][0]["better_by"] == "1/50", said
     with pytest.raises(PlanRefused, match="session's metric is of label sick"):
         run(tiny, "submit", file, write_candidates(tiny, "good", label="other"), "--champion", champion)  # fmt: skip
 

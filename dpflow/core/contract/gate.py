@@ -110,6 +110,10 @@ class Gate(InteractiveMechanism[P, ClaimQuery]):
         """Whether it is asked about challengers alone: candidates then claim nothing."""
         return False
 
+    def find_margin(self, params: P) -> Fraction:
+        """What a challenger must be better by at least, whatever is asked, in units of the metric."""
+        return Fraction(0)
+
     def find_reserve(self, params: P) -> Reserve | None:
         """The part of its cost that pays for releases inside the session; None if it keeps none."""
         return None

@@ -70,6 +70,7 @@ def sum_steps(shares: NDArray[np.float64], low: int = 0) -> tuple[int, int]:
     return int(np.rint(np.clip(present, low, 1) * STEPS).astype(np.int64).sum()), len(present)
 
 
+@cache
 def comparison_half_width(scale: Fraction, failure: float) -> float:
     """A t with Pr[|Y - X| > t] <= failure, for a sparse vector's noise Y of this scale on a query and
     X of half of it on the threshold. Reporting only.

@@ -286,7 +286,7 @@ def _challenge_champion(
         return {}, _act("exhausted", "the gate has no answer left")
     if answer["verdict"] == "none":
         return answer, _act("no", "the comparison failed")
-    if other := _find_other_question(answer, standing, promoter):
+    if other := _find_other_question(session, answer, standing, promoter):
         outcome = "no" if answer["verdict"] == "yes" else "not_better"
         result = "was better" if answer["verdict"] == "yes" else "was not better"
         why = f"it challenged once already, {other}, and {result}; submit it to another session"
@@ -305,7 +305,9 @@ def _challenge_champion(
     return answer, _act("promoted", f"better than version {standing.version}")
 
 
-def _find_other_question(answer: Mapping[str, Any], standing: Champion, promoter: Promotes) -> str:
+def _find_other_question(
+    session: Session, answer: Mapping[str, Any], standing: Champion, promoter: Promotes
+) -> str:
     """How a stored answer's question differs from whether the champion of now is beaten by better_by;
     "" if it does not, or nothing was answered.
     """
@@ -313,7 +315,7 @@ def _find_other_question(answer: Mapping[str, Any], standing: Champion, promoter
         return ""
     if answer["champion"] != standing.digest:
         return "against another champion"
-    former, now = Fraction(answer["better_by"]), promoter.better_by
+    former, now = Fraction(answer["better_by"]), max(promoter.better_by, session.margin)
     return "" if former == now else f"with better_by {float(former):g} instead of {float(now):g}"
 
 
@@ -341,7 +343,7 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
                     f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
                 )
             answer = session.challenge(predecessor, champion, promoter.better_by)
-            if other := _find_other_question(answer, standing, promoter):
+            if other := _find_other_question(session, answer, standing, promoter):
                 raise InvalidInput(
                     f"the version before {standing.version} challenged once already in this session, {other}; review with "
                     f"another session"

@@ -210,7 +210,7 @@ class Session:
     def challenge(
         self, candidate: Candidate, champion: Candidate, better_by: Fraction = Fraction(0)
     ) -> dict[str, Any]:
-        """Whether a candidate beats a champion by more than ``better_by`` on fresh data, by the
+        """Whether a candidate beats a champion by more than ``better_by``, or `margin`, on fresh data, by the
         session's metric on the same rows: yes or no, or the stored answer.
 
         A candidate challenges once in a session: whoever is champion by then and whatever is asked of
@@ -224,6 +224,12 @@ class Session:
         name = digest([self.id, "challenge", candidate.digest])
         answer = partial(self._answer_query, mechanism, query, candidate, champion=champion)
         return self._answer_once(name, answer)
+
+    @property
+    def margin(self) -> Fraction:
+        """What a challenger must be better by at least, whatever is asked, in units of the metric."""
+        gate = self._plan.mechanism
+        return gate.find_margin(self._plan.params) if isinstance(gate, Gate) else Fraction(0)
 
     def require_scorable(self, candidate: Candidate) -> None:
         """Check all that a comparison checks before it reads rows.
@@ -249,7 +255,7 @@ class Session:
         fields = candidate.query() | {
             "claim": None,
             "champion": champion.digest,
-            "better_by": str(better_by),
+            "better_by": str(max(better_by, self.margin)),
         }
         parsed = mechanism.Query.model_validate(fields)
         assert isinstance(parsed, EstimatorQuery)

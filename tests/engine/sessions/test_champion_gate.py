@@ -100,7 +100,7 @@ def test_another_better_by_is_no_second_challenge(tiny: Tiny, table: Path) -> No
     registry.better_by = Fraction(3, 10)
     lost = judge(session, about("c"), registry)
     assert (lost["verdict"], lost["outcome"]) == ("no", "not_better")
-    assert "with better_by 0 instead of 0.3, and was not better" in lost["promotion"]
+    assert "with better_by 0.05 instead of 0.3, and was not better" in lost["promotion"]
     assert session.remaining()["queries_left"] == left
     registry.better_by, moves = Fraction(0), registry.promote
     registry.promote = lambda *_: None  # type: ignore[method-assign]  # it dies before the alias moves
@@ -108,7 +108,7 @@ def test_another_better_by_is_no_second_challenge(tiny: Tiny, table: Path) -> No
     registry.promote, registry.better_by = moves, Fraction(3, 10)  # type: ignore[method-assign]
     won = judge(session, about("b"), registry)
     assert (won["verdict"], won["outcome"], registry.champion) == ("yes", "no", champion)
-    assert "with better_by 0 instead of 0.3, and was better" in won["promotion"]
+    assert "with better_by 0.05 instead of 0.3, and was better" in won["promotion"]
     assert session.remaining()["queries_left"] == left - 1
 
 
