@@ -278,6 +278,14 @@ class KeyThatCarries(NoisyRows):
         return Result((Row(key, row.measure, row.value, row.half_width_95),))
 
 
+class MarkThatCarries(NoisyRows):
+    """A mark that is a number of rows."""
+
+    def draw(self, params: Any, table: Any, answer: Any, source: Any) -> Result:
+        (row,) = super().draw(params, table, answer, source).rows
+        return Result((Row(row.key, row.measure, None, only_a_bound=int(answer.rows[0])),))  # type: ignore[arg-type]
+
+
 class SyntheticOfAnotherKind(NoisyRows):
     """Columns as a data frame has them."""
 

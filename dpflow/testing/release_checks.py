@@ -345,6 +345,10 @@ def _check_result(result: Any, name: str) -> None:
             {type(row.key), type(row.measure), type(row.remark)} == {str},
             "key, measure and remark of a row are texts",
         )
+        require(
+            type(row.only_a_bound) is bool and (row.value is None or not row.only_a_bound),
+            "only_a_bound of a row is True or False, and True only without a value",
+        )
         for number in (None if isinstance(row.value, str) else row.value, row.half_width_95):
             # By exact type: a bool or a numpy float passes isinstance.
             finite = number is None or (type(number) in (int, float) and math.isfinite(number))

@@ -65,6 +65,11 @@ MISTAKES: list[tuple[type[AnyMechanism], str, str]] = [
     (plugin.KeepsInDefault, _NEVER, r"must not keep anything in the module or the class"),
     (plugin.KeepsInParams, _NEVER, r"must not keep anything in the parameters"),
     (plugin.KeyThatCarries, _NEVER, r"key, measure and remark of a row are texts"),
+    (
+        plugin.MarkThatCarries,
+        _NEVER,
+        r"only_a_bound of a row is True or False, and True only without a value",
+    ),
     (plugin.SyntheticOfAnotherKind, _NEVER, r"synthetic rows of a Result are a Synthetic"),
     (plugin.SetInDocument, _NEVER, r"the result must be JSON"),
     (plugin.DrawsUntilItSuits, "accepted_plans_draw", r"more than \d+ random words"),
