@@ -220,16 +220,18 @@ def sql(
     """
     # It brings a parser, which nobody else needs to wait for.
     from dpflow.analyst_sql.answer.query_plan import answer_sql
+    from dpflow.tables.access.kept_sources import keep_sources_open
 
     book, registry = open_ledger(ledger), registry or Registry.load()
-    planned = plan_sql(
-        text, tables=tables, parameters=parameters, ledger=book, registry=registry, **options
-    )
-    if planned.source.explain:
-        raise InvalidInput(
-            "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
+    with keep_sources_open():
+        planned = plan_sql(
+            text, tables=tables, parameters=parameters, ledger=book, registry=registry, **options
         )
-    return answer_sql(planned, book, registry)
+        if planned.source.explain:
+            raise InvalidInput(
+                "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
+            )
+        return answer_sql(planned, book, registry)
 
 
 def plan_sql(

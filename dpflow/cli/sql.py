@@ -25,6 +25,7 @@ from dpflow.cli.console import open_ledger as open_book
 from dpflow.client import Client
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
+from dpflow.tables.access.kept_sources import keep_sources_open
 
 
 def command(
@@ -112,15 +113,16 @@ def command(
     if service := find_service(ledger):
         return _ask_service(service, text, options, table or [], intervals, output, as_json)
     registry, book = Registry.load(), find_ledger(ledger)
-    plan = plan_sql(text, options, table or (), (), book, registry)
-    if plan.source.explain:
-        return _show_plan(plan.explain(book), as_json)
-    if plan.settings.name is not None:
-        # Before anything is charged: a name that is none should cost nothing.
-        find_output(plan, plan.settings.name)
-    if output is not None:
-        check_output(output, plan.tables)
-    answer = answer_sql(plan, book or open_book(ledger), registry)
+    with keep_sources_open():
+        plan = plan_sql(text, options, table or (), (), book, registry)
+        if plan.source.explain:
+            return _show_plan(plan.explain(book), as_json)
+        if plan.settings.name is not None:
+            # Before anything is charged: a name that is none should cost nothing.
+            find_output(plan, plan.settings.name)
+        if output is not None:
+            check_output(output, plan.tables)
+        answer = answer_sql(plan, book or open_book(ledger), registry)
     published = publish_answer(plan, answer)
     if output is not None:
         answer.write(output, intervals=True)

@@ -24,6 +24,7 @@ from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import read_point
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.kept_sources import keep_sources_open
 
 
 def paying_scopes(ledger: Ledger | None, table: Table) -> list[str]:
@@ -107,12 +108,13 @@ class LocalClient(Client):
 
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """As `Client.sql`."""
-        plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
-        if plan.source.explain:
-            raise InvalidInput(
-                "EXPLAIN asks for a plan, and sql answers; call explain, or drop EXPLAIN"
-            )
-        return answer_sql(plan, self._ledger, self._registry)
+        with keep_sources_open():
+            plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
+            if plan.source.explain:
+                raise InvalidInput(
+                    "EXPLAIN asks for a plan, and sql answers; call explain, or drop EXPLAIN"
+                )
+            return answer_sql(plan, self._ledger, self._registry)
 
     def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
         """As `Client.explain`."""

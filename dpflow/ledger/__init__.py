@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from dpflow.ledger.books.records import Reservation as Reservation
     from dpflow.ledger.books.records import Scope as Scope
     from dpflow.ledger.books.records import SessionRecord as SessionRecord
+    from dpflow.ledger.books.records import SettledRequest as SettledRequest
     from dpflow.ledger.books.records import Settlement as Settlement
     from dpflow.ledger.books.records import Slot as Slot
     from dpflow.ledger.books.records import VerificationReport as VerificationReport
@@ -46,6 +47,7 @@ _MODULES = {
     "ReleaseCharge": "dpflow.ledger.books.releases",
     "ReleaseKey": "dpflow.ledger.books.records",
     "ReleaseRecord": "dpflow.ledger.books.records",
+    "SettledRequest": "dpflow.ledger.books.records",
     "Remaining": "dpflow.ledger.books.records",
     "Reservation": "dpflow.ledger.books.records",
     "Scope": "dpflow.ledger.books.records",

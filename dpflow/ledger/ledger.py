@@ -18,6 +18,7 @@ from dpflow.ledger.books.records import (
     ReleaseRecord,
     Reservation,
     SessionRecord,
+    SettledRequest,
     checked_name,
     checked_principal,
     stored_json,
@@ -228,6 +229,13 @@ class Ledger(BudgetLedger):
         """
         with self._begin_reading() as state:
             return releases.list_named(self._cipher, state, scope, name, run)
+
+    def settled_requests(self, scope: str, name: str) -> list[SettledRequest]:
+        """Requests of a scope's settled releases of this name, the newest first: a list to choose from, as it is
+        stored. What is chosen is proved by `find`; one that was deleted by hand is not missed.
+        """
+        with self._begin_reading() as state:
+            return releases.list_requests(state, scope, name)
 
     # --- sessions -----------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -64,12 +64,14 @@ from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.kept_sources import close_sources, keep_sources_open
 from dpflow.tables.public.published_rows import PublishedRows
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
 
 
+@keep_sources_open()
 def plan_sql(
     text: str,
     options: Mapping[str, Any],
@@ -177,6 +179,7 @@ class _LookUp:
     def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
         self._ledger, self._settings, self._registry = ledger, settings, registry
         self._known: list[tuple[SelectQuery, StoredReleases]] = []
+        self._list_settled = cache(partial(ledger.settled_requests, settings.scope))
 
     def _open(self, part: QueryPart) -> StoredReleases:
         query = part.queries[0]
@@ -187,6 +190,7 @@ class _LookUp:
                 query,
                 self._ledger,
                 settings.scope,
+                self._list_settled,
                 self._registry,
                 settings.revision,
                 settings.asker,
@@ -349,11 +353,10 @@ def answer_sql(
         for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
         if stored is None
     ]
-    receipts = iter(
-        release_all(
-            [(part.plan, run) for part, run in planned], ledger, registry, spend_again=spend_again
-        )
-    )
+    with keep_sources_open():
+        runs = [(part.plan, run) for part, run in planned]
+        receipts = iter([*release_all(runs, ledger, registry, spend_again=spend_again)])
+    close_sources()
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = list(plan.unpaid)

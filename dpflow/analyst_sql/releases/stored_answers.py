@@ -44,10 +44,10 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger, ReleaseRecord, make_slot
+from dpflow.ledger import Ledger, ReleaseRecord, SettledRequest, make_slot
 from dpflow.registry import Registry
 from dpflow.tables import declare_groups
-from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.conditions import keep_parsed, parse_condition
 from dpflow.tables.language.grouping import parse_groups, parse_row_expression
 from dpflow.tables.language.nodes import Node
 
@@ -96,13 +96,17 @@ def split_nodes(node: Node | None) -> Iterator[Node]:
 
 
 class StoredReleases:
-    """The settled releases of one asker's queries of one table and scope, the newest first."""
+    """The settled releases of one asker's queries of one table and scope, the newest first.
+
+    They are chosen by their requests alone; only what may answer is read, and proved, one by one.
+    """
 
     def __init__(
         self,
         query: SelectQuery,
         ledger: Ledger,
         scope: str,
+        list_settled: Callable[[str], Sequence[SettledRequest]],
         registry: Registry,
         revision: int | None,
         asker: str = "",
@@ -112,66 +116,66 @@ class StoredReleases:
         self._name = release_name(query.table, asker)
         self._registry, self._revision, self._bounds = registry, revision, bounds
         self._plans: dict[str, Plan | None] = {}
-        records = ledger.releases_by_name(scope, self._name)
-        self._records = [one for one in reversed(records) if one.scope == scope and one.settled]
+        self._settled = list_settled(self._name)
 
     def find(self, asked: PartPlan, target: Target | None = None) -> Stored | None:
         """The newest release that answers a part within the target, or else with an error that is not above
         the asked one.
         """
-        for record in self._records:
-            stored = self._read(record, asked.part)
+        for settled in self._settled:
+            stored = self._read(settled, asked.part)
             if stored is not None and _is_as_exact(stored, asked, target):
                 return stored
         return None
 
     def explain_payment(self, part: QueryPart) -> str | None:
         """Why a part is paid although a finer release of the same rows is there; None without one."""
-        for record in self._records:
-            groups, conditions = self._read_groups(record), self._read_conditions(record)
-            asked = set(list_conditions(part, self._query.table))
+        asked = set(list_conditions(part, self._query.table))
+        for settled in self._settled:
+            request, release_id = settled.request, settled.release_id
+            groups, conditions = self._read_groups(request), self._read_conditions(request)
             if groups is None or conditions is None or not conditions <= asked:
                 continue
             if not set(self._query.groups) < set(groups):
                 continue
             rest = [one for one in part.measures if one.kind not in ADDITIVE]
             if rest:
-                return f"{rest[0]} does not add up over the groups of release {record.release_id}, so it is new"
+                return f"{rest[0]} does not add up over the groups of release {release_id}, so it is new"
             if any(is_private_node(self._query.table, one) for one in groups):
                 return (
-                    f"the keys of release {record.release_id} were selected privately, and what was not selected is "
+                    f"the keys of release {release_id} were selected privately, and what was not selected is "
                     f"missing in its sums, so this is new"
                 )
         return None
 
-    def _read(self, record: ReleaseRecord, part: QueryPart) -> Stored | None:
+    def _read(self, settled: SettledRequest, part: QueryPart) -> Stored | None:
         """A stored release as the answer of a part; None if it is none."""
-        request, query = record.request, self._query
+        request, query = settled.request, self._query
         params: Mapping[str, Any] = request.get("params", {})
         if request.get("mechanism") != part.mechanism or sorted(
             request.get("blocks", ())
         ) != sorted(query.blocks):
             return None
         # Bounds that a query fixes are part of its question.
-        if self._bounds != _read_bounds(record):
+        if self._bounds != _read_bounds(request):
             return None
-        groups, conditions = self._read_groups(record), self._read_conditions(record)
+        groups, conditions = self._read_groups(request), self._read_conditions(request)
         if groups is None or conditions is None:
             return None
         measures = find_labels(part, params)
         if measures is None or not self._covers(part, groups, conditions):
             return None
-        settlement = self._ledger.settlement(record.release_id)
+        # The plan of today's declaration must be the one that was paid: its key says so.
+        plan = self._make_plan(request, part, params)
+        if plan is None or plan.digest != settled.digest:
+            return None
+        settlement = self._ledger.settlement(settled.release_id)
         _, _, revision = settlement.run.rpartition("#")
         if not revision.isdecimal() or self._revision not in (None, int(revision)):
             return None
-        plan = self._make_plan(record, part, params)
-        if plan is None:
-            return None
-        # The plan of today's declaration must be the one that was paid: its key says so.
         request_then = plan.request.model_copy(update={"revision": int(revision)})
-        settled = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
-        if settled is None or settled.release_id != record.release_id:
+        record = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
+        if record is None or record.release_id != settled.release_id or not record.settled:
             return None
         answered = replace(part, table=plan.table, measures=measures)
         return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
@@ -198,40 +202,30 @@ class StoredReleases:
             and not any(is_private_node(table, node) for node in groups)
         )
 
-    def _read_groups(self, record: ReleaseRecord) -> tuple[Node, ...] | None:
-        by = record.request.get("params", {}).get("by")
-        if record.request.get("mechanism") in ("arg_max", "histogram") or by is None:
+    def _read_groups(self, request: Mapping[str, Any]) -> tuple[Node, ...] | None:
+        by = request.get("params", {}).get("by")
+        if request.get("mechanism") in ("arg_max", "histogram") or by is None:
             return ()
-        table = self._query.table
-        if by in table.columns:
-            return (Node("column", (table.split_name(by),)),)
-        try:
-            return tuple(parse_groups(by, table))
-        except InvalidInput:
-            return None
+        return _read_stored_groups(by, self._query.table)
 
-    def _read_conditions(self, record: ReleaseRecord) -> frozenset[str] | None:
-        where = record.request.get("where")
-        try:
-            node = None if where is None else parse_condition(where, self._query.table)
-        except InvalidInput:
-            return None
-        return frozenset(str(part) for part in split_nodes(node))
+    def _read_conditions(self, request: Mapping[str, Any]) -> frozenset[str] | None:
+        where = request.get("where")
+        return frozenset() if where is None else _read_stored_condition(where, self._query.table)
 
     def _make_plan(
-        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+        self, request: Mapping[str, Any], part: QueryPart, params: Mapping[str, Any]
     ) -> Plan | None:
         """The plan of a stored release under the declaration of now; None if it has no such columns."""
         # Revisions of one query have one plan.
         names = ("where", "blocks", "contribution_bounds", "chosen_bounds")
-        terms = [part.mechanism, params, *map(record.request.get, names)]
+        terms = [part.mechanism, params, *map(request.get, names)]
         text = json.dumps(terms, sort_keys=True)
         if text not in self._plans:
-            self._plans[text] = self._plan_again(record, part, params)
+            self._plans[text] = self._plan_again(request, part, params)
         return self._plans[text]
 
     def _plan_again(
-        self, record: ReleaseRecord, part: QueryPart, params: Mapping[str, Any]
+        self, stored: Mapping[str, Any], part: QueryPart, params: Mapping[str, Any]
     ) -> Plan | None:
         table = self._query.table
         try:
@@ -248,17 +242,37 @@ class StoredReleases:
                 table=table,
                 scope=self._scope,
                 params={name: value for name, value in params.items() if value is not None},
-                blocks=tuple(record.request.get("blocks", ())),
-                where=record.request.get("where"),
-                contribution_bounds=_read_bounds(record),
+                blocks=tuple(stored.get("blocks", ())),
+                where=stored.get("where"),
+                contribution_bounds=_read_bounds(stored),
             )
-            return follow_request(make_plan(request, self._registry), record.request)
+            return follow_request(make_plan(request, self._registry), stored)
         except InvalidInput:
             return None
 
 
-def _read_bounds(record: ReleaseRecord) -> RequestedBounds | None:
-    requested = record.request.get("contribution_bounds")
+@keep_parsed
+def _read_stored_groups(by: str, table: Table) -> tuple[Node, ...] | None:
+    """The groups that a release was asked for; None where the table has no such columns."""
+    if by in table.columns:
+        return (Node("column", (table.split_name(by),)),)
+    try:
+        return parse_groups(by, table)
+    except InvalidInput:
+        return None
+
+
+@keep_parsed
+def _read_stored_condition(where: str, table: Table) -> frozenset[str] | None:
+    """The parts of a release's condition, as texts; None where the table has no such columns."""
+    try:
+        return frozenset(map(str, split_nodes(parse_condition(where, table))))
+    except InvalidInput:
+        return None
+
+
+def _read_bounds(request: Mapping[str, Any]) -> RequestedBounds | None:
+    requested = request.get("contribution_bounds")
     return None if requested is None else RequestedBounds.model_validate(requested)
 
 

@@ -211,6 +211,19 @@ class ReleaseRecord:
 
 
 @dataclass(frozen=True)
+class SettledRequest:
+    """What a settled release was asked, as it is stored and not proved.
+
+    Attributes:
+        digest: of the plan that was paid.
+    """
+
+    release_id: str
+    digest: str
+    request: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
 class Settlement:
     """How a release was settled, as the history says it.
 

@@ -17,6 +17,7 @@ from dpflow.ledger.books.records import (
     ReleaseKey,
     ReleaseRecord,
     Reservation,
+    SettledRequest,
     Slot,
     check_key_length,
     checked_name,
@@ -465,6 +466,11 @@ _OF_NAME, _OF_RUN = (
     Prepared(_NAMED),
     Prepared(_NAMED.where(match_columns(R.dag_id, R.run_identity))),
 )
+_REQUESTS = Prepared(
+    sa.select(R.id, R.digest, R.request)
+    .where(match_columns(R.scope, R.name, R.state))
+    .order_by(R.seq.desc())
+)
 _PAID = Prepared(sa.select(R.id).where(match_columns(R.scope, R.dag_id, R.run_identity, R.digest)))
 
 
@@ -495,6 +501,17 @@ def list_named(
     ]
     rows.sort(key=lambda row: row.seq)
     return [_open_record(cipher, state, row) for row in rows]
+
+
+def list_requests(state: LedgerState, scope: str, name: str) -> list[SettledRequest]:
+    """Requests of settled releases, unproved. See `Ledger.settled_requests`."""
+    rows = state.transaction.rows(_REQUESTS, scope=scope, name=name, state="settled")
+    try:
+        return [SettledRequest(row.id, row.digest, stored_json(row.request)) for row in rows]
+    except ValueError:
+        raise LedgerCorrupt(
+            f"a release called {name!r} cannot be read; run dpflow ledger verify"
+        ) from None
 
 
 def is_paid(state: LedgerState, **columns: str) -> bool:

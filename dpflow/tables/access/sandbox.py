@@ -153,6 +153,17 @@ class Connection:
         self._found: dict[tuple[str, bool], Relation] = {}
         self._rewriter = row_wise_views.ViewRewriter(self, PRIVATE)
 
+    def open_session(self, what: str) -> Connection:
+        """Another session of the open file, with temporary tables of its own."""
+        session = Connection(self._raw.cursor(), what, self._file)
+        # What the catalogue says is the same in both.
+        session._found = self._found
+        return session
+
+    def close(self) -> None:
+        """End the session."""
+        self._raw.close()
+
     def scrub_errors(self, action: Callable[[], T]) -> T:
         """Work on rows that were read: for want of memory it fails as a query does."""
         return scrub_errors(action, self._what)
@@ -433,7 +444,7 @@ def _start_session(database: Path, what: str) -> Iterator[duckdb.DuckDBPyConnect
         raw = duckdb.connect(":memory:", config=session_settings(spill))
         try:
             # Days and texts of timestamps must not depend on where the process runs.
-            scrub_errors(lambda: raw.execute("SET TimeZone = 'UTC'"), what)
+            scrub_errors(lambda: raw.execute("SET GLOBAL TimeZone = 'UTC'"), what)
             scrub_errors(lambda: hide_progress_bar(raw), what)
             yield raw
         finally:

@@ -25,9 +25,10 @@ import datetime as dt
 import re
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
-from functools import cache
-from typing import Any, ClassVar, NoReturn
+from functools import cache, lru_cache, wraps
+from typing import Any, ClassVar, NoReturn, TypeVar
 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import UnknownName
@@ -48,13 +49,41 @@ from dpflow.tables.language.nodes import (
 )
 from dpflow.tables.language.respelled import read_respelled
 
+T = TypeVar("T")
+
 #: Operators of which a long line is one thing, by the kinds that it may mix.
 _LINES = {"Add": ("Add", "Sub"), "Sub": ("Add", "Sub"), "And": ("And",), "Or": ("Or",)}
 #: Operands of such a line that are written one bracket inside the other. More could not be read
 #: again, so no ledger holds a text of them, and they may be written another way.
 MOST_IN_LINE = 40
+#: Trees that are kept, and the longest of their texts in characters.
+_MAX_KEPT, _MAX_KEPT_TEXT = 2000, 500
 
 
+@dataclass(frozen=True)
+class _TableNames:
+    """All of a declaration that a tree depends on, and the declaration."""
+
+    columns: tuple[str, ...]
+    joins: tuple[str, ...]
+    table: Table = field(compare=False)
+
+
+def keep_parsed(parse: Callable[[str, Table], T]) -> Callable[[str, Table], T]:
+    """Keep the trees of short texts: stored conditions are read again for each query."""
+    parse_once = lru_cache(_MAX_KEPT)(lambda text, names: parse(text, names.table))
+
+    @wraps(parse)
+    def parse_kept(text: str, table: Table) -> T:
+        if len(text) > _MAX_KEPT_TEXT:
+            return parse(text, table)
+        joins = tuple(join.name for join in table.joins)
+        return parse_once(text, _TableNames(tuple(table.columns), joins, table))
+
+    return parse_kept
+
+
+@keep_parsed
 def parse_condition(text: str, table: Table) -> Node:
     """Check a condition on declared columns. Equal conditions up to spaces, case and brackets give
     equal nodes.

@@ -17,7 +17,7 @@ from typing import Any
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
-from dpflow.tables.language.conditions import Reader
+from dpflow.tables.language.conditions import Reader, keep_parsed
 from dpflow.tables.language.group_bounds import inherit_bounds
 from dpflow.tables.language.nodes import MOST_DEPTH, PART_RANGES, Node, refuse_sql
 
@@ -93,12 +93,13 @@ def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
     return table.model_copy(update={"columns": {**table.columns, **added}})
 
 
-def parse_groups(text: str, table: Table) -> list[Node]:
+@keep_parsed
+def parse_groups(text: str, table: Table) -> tuple[Node, ...]:
     """The expressions of a grouping."""
-    return _ListReader(text, table).read_list()
+    return tuple(_ListReader(text, table).read_list())
 
 
-def parse_row_expressions(text: str, table: Table) -> list[Node]:
+def parse_row_expressions(text: str, table: Table) -> tuple[Node, ...]:
     """A list of expressions over a row's stored columns."""
     stored = {
         name: column

@@ -18,7 +18,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
-from dpflow.tables.access import file_list, sandbox, sql
+from dpflow.tables.access import file_list, kept_sources, sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.duckdb_backend.requests import (
@@ -63,7 +63,7 @@ class DuckDBBackend(QueryBackend):
 
     @contextmanager
     def _open_connection(self) -> Iterator[sandbox.Connection]:
-        with file_list.open_source(self.table.database, self._what) as connection:
+        with kept_sources.open_source(self.table.database, self._what) as connection:
             self._open = connection
             try:
                 yield connection
