@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal
 from typing import Any
 
 from dpflow.analyst_sql.answer.sql_answer import (
@@ -21,7 +22,7 @@ from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAg
 from dpflow.analyst_sql.releases.cells import Cells, Number
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
-from dpflow.core.contract.results import NO_VALUE, ValueRange
+from dpflow.core.contract.results import NO_VALUE, UNLIMITED, ValueRange
 from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.errors import QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
@@ -63,11 +64,20 @@ def compute_answer(
     computed: list[list[Released]] = []
     ranges = find_ranges(query, tables, result.rows)
     for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
-        kind, values = read_values(kind, [row[position] for row in result.rows])
+        drawn = [row[position] for row in result.rows]
+        is_exact = kind.startswith("DECIMAL") and _has_digits(query, one)
+        kind, values = (
+            read_decimals(kind, drawn, result.exact, position)
+            if is_exact
+            else read_values(kind, drawn)
+        )
         known = one.confidence is not None
         spans = one.spans if known else [None] * len(values)
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
         limits = ranges[position] if result.rows else []
+        if is_exact:
+            # No noise was added to the numbers that it is computed from: they are values in their ranges.
+            limits = [UNLIMITED] * len(values)
         cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
         statistic = query.find_number(position)
         if one.together == 1 and statistic in (totals or {}):
@@ -76,6 +86,9 @@ def compute_answer(
             cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
         quantile = _find_bounded(statistic, cells)
         if quantile is not None:
+            if kind == "BIGINT":
+                # Its bounds have the type of its values, and may be wider.
+                kind, _ = read_values("HUGEINT", [*values, *(quantile.bounds or ())])
             cells_of = [_add_bounds(cell, quantile, kind) for cell in cells_of]
         clipped = sum(cell.clipped for cell in cells_of)
         has_total = any(cell.total is not None for cell in cells_of)
@@ -113,6 +126,15 @@ def compute_answer(
     )
 
 
+def _has_digits(query: SplitQuery, column: ColumnIntervals) -> bool:
+    """Whether the digits of a decimal column are values' own: none comes from a number with added noise."""
+    releases = query.releases
+    return not column.noisy or all(
+        n < len(releases) and releases[n].aggregates[j].kind in ("quantile", "mode")
+        for n, j in column.sources
+    )
+
+
 def _clip_value(
     value: Any, span: tuple[float, float] | None, limits: ValueRange, noisy: bool
 ) -> Released:
@@ -147,7 +169,8 @@ def _find_bounded(
 def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
     """A value with the bounds of the released quantile that it is, in the type of its column."""
     writers: Mapping[str, Callable[[Any], Any]] = {"VARCHAR": write_text, "DOUBLE": float}
-    write = writers.get(kind, int)
+    is_decimal = kind.startswith("DECIMAL")
+    write = (lambda end: Decimal(str(end))) if is_decimal else writers.get(kind, int)
     low, high = (None if end is None else write(end) for end in quantile.bounds or (None, None))
     return replace(cell, bounds=(low, high), only_a_bound=quantile.only_a_bound)
 
@@ -175,6 +198,19 @@ def _number_name(columns: Sequence[AnswerColumn], name: str) -> str:
     return name
 
 
+def read_decimals(
+    kind: str, cells: Sequence[Any], exact: Mapping[tuple[int, int], str], position: int
+) -> tuple[str, list[Any]]:
+    """A column of decimals: one whose type has more digits than a double writes is one of an answer, too."""
+    width = int(kind.removeprefix("DECIMAL(").partition(",")[0])
+    if width <= 15:
+        return "DOUBLE", list(cells)
+    return kind, [
+        None if cell is None else Decimal(exact.get((row, position), repr(cell)))
+        for row, cell in enumerate(cells)
+    ]
+
+
 def read_values(kind: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
     """A column of DuckDB's as one of an answer: its type, and its values."""
     base = kind.partition("(")[0]
@@ -183,8 +219,11 @@ def read_values(kind: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
     if base == "BOOLEAN":
         return "BOOLEAN", list(values)
     if base.endswith("INT") or base in ("INTEGER", "BIGNUM"):
-        whole = all(value is None or -(2**63) <= value < 2**63 for value in values)
-        return ("BIGINT" if whole else "DOUBLE"), list(values)
+        # An answer's widest integers are those that 38 digits write.
+        kinds = ((-(2**63), 2**63, "BIGINT"), (1 - 10**38, 10**38, "HUGEINT"))
+        numbers = [value for value in values if value is not None]
+        held = (one for low, end, one in kinds if all(low <= number < end for number in numbers))
+        return next(held, "DOUBLE"), list(values)
     if base in ("DOUBLE", "FLOAT", "DECIMAL"):
         return "DOUBLE", list(values)
     if base == "DATE" or base.startswith("TIMESTAMP"):

@@ -8,6 +8,7 @@ import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -56,7 +57,8 @@ class AnswerColumn:
     """One column.
 
     Attributes:
-        kind: ``BIGINT``, ``DOUBLE``, ``VARCHAR``, ``BOOLEAN``, ``DATE`` or ``TIMESTAMP``.
+        kind: ``BIGINT``, ``DOUBLE``, ``VARCHAR``, ``BOOLEAN``, ``DATE`` or ``TIMESTAMP``; ``HUGEINT`` or
+            ``DECIMAL(38,4)`` where values have digits that none of these holds.
         confidence: per cent with which all noise of one value stays in its interval; None where
             there is no noise, or no interval.
         interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
@@ -225,6 +227,10 @@ class SqlAnswer:
             "TIMESTAMP": pyarrow.timestamp("us"),
         }
         columns = self.list_columns(intervals)
+        for _, kind, _ in columns:
+            if kind.startswith("DECIMAL") or kind == "HUGEINT":
+                width, scale = map(int, kind[8:-1].split(",")) if kind != "HUGEINT" else (38, 0)
+                kinds[kind] = pyarrow.decimal128(width, scale)
         schema = [(name, kinds.get(kind, pyarrow.string())) for name, kind, _ in columns]
         return pyarrow.table(
             {name: _plain_values(values) for name, _, values in columns},
@@ -332,7 +338,7 @@ class SqlAnswer:
         stream = io.StringIO()
         lines = csv.writer(stream, lineterminator="\n")
         lines.writerow(name for name, _, _ in columns)
-        lines.writerows(zip(*(_plain_values(values) for _, _, values in columns)))
+        lines.writerows(zip(*(map(_write_digits, _plain_values(v)) for _, _, v in columns)))
         return stream.getvalue()
 
     def describe(self) -> str:
@@ -372,7 +378,11 @@ def _plain_values(values: Sequence[Any]) -> list[Any]:
 
 
 def _json_value(value: Any) -> Any:
-    return write_text(value) if isinstance(value, dt.date) else value
+    return write_text(value) if isinstance(value, dt.date | Decimal) else value
+
+
+def _write_digits(value: Any) -> Any:
+    return write_text(value) if isinstance(value, Decimal) else value
 
 
 def write_text(value: Any) -> str:
@@ -381,6 +391,8 @@ def write_text(value: Any) -> str:
         return "true" if value else "false"
     if isinstance(value, dt.datetime):
         return value.isoformat(sep=" ")
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     return value.isoformat() if isinstance(value, dt.date) else str(value)
 
 
@@ -395,7 +407,7 @@ def _cell_to_wire(cell: Released) -> list[Any]:
 
 def _cell_from_wire(kind: str, cell: Sequence[Any]) -> Released:
     value, low, high, noisy, clipped, raw_value, raw_span, total, bounds, only_a_bound = cell
-    read = _READERS.get(kind, lambda one: one)
+    read = _READERS.get(kind.partition("(")[0], lambda one: one)
     value, raw_value, at_least, at_most = (
         one if one is None else read(one) for one in (value, raw_value, *(bounds or (None, None)))
     )
@@ -414,4 +426,5 @@ _READERS: Mapping[str, Callable[[Any], Any]] = {
     "DATE": dt.date.fromisoformat,
     "TIMESTAMP": dt.datetime.fromisoformat,
     "DOUBLE": _read_number,
+    "DECIMAL": Decimal,
 }

@@ -6,6 +6,7 @@ import datetime as dt
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from typing import Any
 
 from sqlglot import exp
@@ -65,7 +66,7 @@ class ReleasedTable:
         for position, (kind, numbers) in enumerate(zip(self.kinds, self.numbers)):
             name = number_column(position)
             columns.append((name, kind))
-            values.append([_write_value(number.value) for number in numbers])
+            values.append([_write_number(number.value, kind) for number in numbers])
             is_counted = position in self.present
             if is_counted:
                 columns.append((present_column(position), "BIGINT"))
@@ -110,7 +111,7 @@ class ReleasedTable:
 
 
 def _is_numeric(kind: str) -> bool:
-    return kind in ("BIGINT", "DOUBLE")
+    return kind in ("BIGINT", "DOUBLE") or kind.startswith(("DECIMAL", "HUGEINT"))
 
 
 def find_span(number: Number, together: int) -> tuple[float | None, float | None]:
@@ -184,11 +185,11 @@ def _make_table(
     keys = []
     for n, (column, values_of) in enumerate(zip(texts, typed)):
         values = [values_of[text] for text in column]
-        kind = find_kind(values) or reader.find_kind(release.table, release.groups[n])
+        kind = find_kind(values, reader.find_kind(release.table, release.groups[n]))
         keys.append((key_column(n), kind, values))
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
     kinds = [
-        find_kind(_list_values(column)) or expect_kind(one, release.table)
+        _find_number_kind(_list_values(column), expect_kind(one, release.table))
         for one, column in zip(release.aggregates, numbers)
     ]
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
@@ -242,9 +243,21 @@ def expect_kind(aggregate: SqlAggregate, table: Table) -> str:
         column = table.column(".".join(value.args[0]))
         if column.holds_dates:
             return "VARCHAR"
-        if column.lower is not None and column.step.denominator == 1:
-            return find_kind([column.grid_value(grid) for grid in column.grid_bounds()]) or "DOUBLE"
+        if column.lower is not None:
+            whole = {"whole": "BIGINT", "huge": "HUGEINT"}
+            is_decimal = column.kind.startswith("decimal")
+            return column.kind.upper() if is_decimal else whole.get(column.kind, "DOUBLE")
     return "DOUBLE"
+
+
+def _find_number_kind(values: Sequence[Any], expected: str) -> str:
+    """DuckDB's type of a column's numbers. One that holds every grid value stays, whatever was drawn; digits that
+    no type of DuckDB's has are those of the nearest double.
+    """
+    is_text = any(isinstance(value, str) for value in values)
+    if expected.startswith(("DECIMAL", "HUGEINT")) or (expected == "DOUBLE" and is_text):
+        return expected
+    return find_kind(values, expected)
 
 
 _KINDS = {
@@ -258,11 +271,12 @@ _KINDS = {
 }
 
 
-def find_kind(values: Sequence[Any]) -> str | None:
-    """DuckDB's type of values; None where there is none."""
+def find_kind(values: Sequence[Any], expected: str) -> str:
+    """DuckDB's type of values; the expected one where there are none, or where it holds more digits."""
     kinds = {type(value) for value in values if value is not None}
-    if not kinds:
-        return None
+    is_huge = kinds == {int} and expected in ("HUGEINT", "UHUGEINT")
+    if not kinds or kinds == {Decimal} or is_huge:
+        return expected
     if kinds == {int, float}:
         return "DOUBLE"
     if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
@@ -270,7 +284,16 @@ def find_kind(values: Sequence[Any]) -> str | None:
     return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
 
 
+def _write_number(value: Any, kind: str) -> Any:
+    """A number as its column's type reads it: one with more digits than a double as text."""
+    if value is None or not kind.startswith(("DECIMAL", "DOUBLE")):
+        return _write_value(value)
+    return float(value) if kind == "DOUBLE" else f"{Decimal(str(value)):f}"
+
+
 def _write_value(value: Any) -> Any:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     if isinstance(value, dict):
         return {"key": list(value), "value": list(value.values())}
     if isinstance(value, dt.datetime):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import re
 from collections.abc import Sequence
+from decimal import Decimal
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -48,6 +49,8 @@ class KeyReader:
         if public is not None:
             (values,) = self.read_columns(table, [group], [list(public)])
             kinds = {type(value) for value in values.values()}
+            if kinds == {Decimal} or not all(map(_is_64_bits, values.values())):
+                return _name_kind(self._find_type(table, group) or "")
             return _KINDS.get(kinds.pop(), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
         if is_text(group):
             return "VARCHAR"
@@ -96,8 +99,9 @@ def _read_as(kind: str | None, texts: Sequence[str]) -> list[Any]:
     if name.endswith("INT") or name == "INTEGER":
         return [int(text) if _WHOLE.fullmatch(text) else text for text in texts]
     if name == "DECIMAL":
-        numbers = [float(text) if _is_decimal(text) else text for text in texts]
-        # Two that one DOUBLE stands for would be one key.
+        read = Decimal if _is_wide(kind) else float
+        numbers = [read(text) if _is_decimal(text) else text for text in texts]
+        # Two texts of one number would be one key.
         return numbers if len(set(numbers)) == len(set(texts)) else list(texts)
     if name == "DATE" or name.startswith("TIMESTAMP"):
         return list(map(read_typed_key, texts))
@@ -118,11 +122,22 @@ def _name_kind(kind: str) -> str:
     name = kind.partition("(")[0]
     if name in ("BOOLEAN", "DATE"):
         return name
+    if name in ("UBIGINT", "HUGEINT", "UHUGEINT"):
+        return "HUGEINT" if name == "UBIGINT" else name
     if name.endswith("INT") or name == "INTEGER":
         return "BIGINT"
     if name == "DECIMAL":
-        return "DOUBLE"
+        return kind if _is_wide(kind) else "DOUBLE"
     return "TIMESTAMP" if name.startswith("TIMESTAMP") else "VARCHAR"
+
+
+def _is_wide(kind: str) -> bool:
+    """Whether a type of decimals has more digits than a double writes."""
+    return int(kind.removeprefix("DECIMAL(").partition(",")[0]) > 15
+
+
+def _is_64_bits(value: Any) -> bool:
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _is_decimal(text: str) -> bool:

@@ -205,7 +205,8 @@ class Column(Strict):
         if self.step.denominator == 1:
             return "whole" if max(ends) < 2**63 else "huge"
         digits = _decimal_places(self.step)
-        width = len(str(int(max(ends)))) + (digits or 0)
+        # No digit stands before the point of a fraction.
+        width = len(str(int(max(ends))).lstrip("0")) + (digits or 0)
         # A double writes every decimal of 15 digits; one of a third is the nearest.
         if digits is None or width <= 15:
             return "number"

@@ -9,6 +9,8 @@ from typing import Any
 
 def print_number(value: Any, low: float | None = None, high: float | None = None) -> Any:
     """A value rounded to two digits of its interval's half-width; any other as it is."""
+    if isinstance(value, Decimal):
+        return f"{value:f}"
     step = _find_step(low, high)
     if step is None or isinstance(value, bool) or not isinstance(value, int | float):
         return value

@@ -336,9 +336,10 @@ class CentredColumn:
         square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
-            return (mean + self.centre) * self.step, np.minimum(
-                of_mean, self.high - self.low
-            ) * self.step
+            # A double near bounds that are far from 0 may be a few steps from what it stands for.
+            rounding = np.abs(mean + self.centre) * 2.0**-50
+            error = np.minimum(of_mean, self.high - self.low) + rounding
+            return (mean + self.centre) * self.step, error * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
         error = np.minimum(_variance_error(mean, of_mean, of_square), most)

@@ -25,7 +25,7 @@ _ROWS = "dpflow_answers"
 _ABOUT = ("block", "run", "interval_start", "released_at")
 #: Of when an answer is.
 _MOMENT = "coalesce(interval_start, released_at)"
-_TYPES = ("BIGINT", "DOUBLE", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP")
+_TYPES = (*("BIGINT", "HUGEINT", "DOUBLE", "DECIMAL", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP"),)
 
 
 def name_dataset(database: Path, table: str) -> tuple[str, str]:
@@ -81,7 +81,7 @@ def publish_view(
         NotPublished: the file is held by another process, or cannot be written.
         TableUnreadable: a table or view of one of these names is somebody else's, or the file is not DuckDB.
     """
-    assert all(kind in _TYPES for _, kind, _ in columns)
+    assert all(kind.partition("(")[0] in _TYPES for _, kind, _ in columns)
     names = (name, f"{name}_latest")
     rows, runs = _name_tables(name)
     stored = [kind for _, kind, _ in columns]

@@ -13,7 +13,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -45,10 +45,15 @@ class RowTable:
 
 @dataclass(frozen=True)
 class QueryResult:
-    """Names and types of columns, and rows; dates are texts."""
+    """Names and types of columns, and rows; dates are texts, decimals doubles.
+
+    Attributes:
+        exact: the digits of decimals that no double writes, by row and column.
+    """
 
     columns: list[tuple[str, str]]
     rows: list[list[Any]]
+    exact: Mapping[tuple[int, int], str]
 
 
 class QueryRejected(Exception):
@@ -129,7 +134,9 @@ class QueryProcess:
             raise QueryRejected("query", str(reply["error"]), str(reply["text"]))
         if "rejected" in reply:
             raise QueryRejected(str(reply["rejected"]), str(reply["name"]))
-        return QueryResult([(name, kind) for name, kind in reply["columns"]], reply["rows"])
+        columns = [(name, kind) for name, kind in reply["columns"]]
+        exact = {(row, column): digits for row, column, digits in reply.get("exact", ())}
+        return QueryResult(columns, reply["rows"], exact)
 
     def _exchange(self, content: bytes, seconds: float) -> dict[str, Any] | None:
         """The process's reply; None if it was killed or ended by itself."""

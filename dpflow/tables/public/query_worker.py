@@ -209,7 +209,8 @@ class LockedDatabase:
             rows = cursor.fetchmany(MAX_ROWS + 1)
             if len(rows) > MAX_ROWS:
                 return {"failed": "rows"}
-            return {"columns": described, "rows": [[write_value(v) for v in row] for row in rows]}
+            written = [[write_value(v) for v in row] for row in rows]
+            return {"columns": described, "rows": written, "exact": list_exact(rows)}
         finally:
             execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
 
@@ -253,6 +254,16 @@ def write_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [write_value(inner) for inner in value]
     return value.isoformat() if isinstance(value, dt.date | dt.time) else str(value)
+
+
+def list_exact(rows: Sequence[Sequence[Any]]) -> list[tuple[int, int, str]]:
+    """Row, column and digits of the decimals that no double writes."""
+    return [
+        (i, j, f"{value:f}")
+        for i, row in enumerate(rows)
+        for j, value in enumerate(row)
+        if isinstance(value, decimal.Decimal) and decimal.Decimal(repr(float(value))) != value
+    ]
 
 
 def read_message(stream: IO[bytes]) -> bytes | None:
