@@ -338,7 +338,7 @@ class CentredColumn:
         if measure.measure == "mean":
             # A double near bounds that are far from 0 may be a few steps from what it stands for.
             rounding = np.abs(mean + self.centre) * 2.0**-50
-            error = np.minimum(of_mean, self.high - self.low) + rounding
+            error = np.minimum(of_mean + rounding, np.maximum(self.high - self.low, rounding))
             return (mean + self.centre) * self.step, error * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
