@@ -373,6 +373,8 @@ class Plan:
             "table": self.table.name,
             "protects": self.table.protection_text,
             "blocks": list(self.request.blocks),
+            # Another declaration may have another column under these blocks.
+            **({"block": self.table.block} if self.request.blocks else {}),
             "where": self.request.where,
             **({"computed": computed} if computed else {}),
             "bounds": list(self.request.bounds),

@@ -18,12 +18,14 @@ stated. A mean of such a column mixes the rows that counted and those that are c
 (`dpflow.core.contract.totals`); truncation takes sum and number of a unit's values down together, so what is
 cut is within the bounds, too. It is stated for such sums and means, and for counts of
 rows and of units over public keys; not for variances. A profile counts the same rows if it was made of the same
-snapshot, of these blocks at least, and without a condition or with parts of the question's. What else a WHERE
-leaves out only lowers what is cut. Rows without a unit count nowhere.
+snapshot, of these blocks at least, and without a condition or with parts of the question's, none on what is joined.
+What else a WHERE leaves out only lowers what is cut. Of groups of what is joined it limits the rows alone. Rows without
+a unit count nowhere.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from dpflow.core.contract.contribution import GroupBounds
@@ -36,9 +38,10 @@ from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine.releases.choose_bounds import list_profiles
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
-from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.ledger import Ledger
 from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_row_expression
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
@@ -141,9 +144,11 @@ def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProf
     blocks, by = set(plan.request.blocks), getattr(plan.params, "by", None)
     first = None
     for record, profile in list_profiles(plan, ledger):
-        read = set(record.request.get("blocks", ()))
-        covers = not read or (bool(blocks) and blocks <= read)
-        if record.snapshot != snapshot or not covers or _reads_joined(record, plan.table):
+        where, read = record.request.get("where"), set(record.request.get("blocks", ()))
+        is_same = record.request.get("block") == plan.table.block
+        covers = not read or (is_same and bool(blocks) and blocks <= read)
+        names = set() if where is None else parse_condition(where, plan.table).column_names()
+        if record.snapshot != snapshot or not covers or _reads_joined(names, plan.table):
             continue
         if by is None or find_histogram(profile, plan.table, by) is not None:
             return profile
@@ -151,11 +156,18 @@ def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProf
     return first
 
 
-def _reads_joined(record: ReleaseRecord, table: Table) -> bool:
-    """Whether a condition is on columns of joined relations, which may be of another time than the rows."""
-    where = record.request.get("where")
-    names = set() if where is None else parse_condition(where, table).column_names()
-    return any(len(table.split_name(name)) > 1 for name in names)
+def _reads_joined(names: Iterable[str], table: Table) -> bool:
+    """Whether columns are of joined relations, or computed from such: these may be of another time than the rows,
+    and another declaration may join another relation.
+    """
+    for name in names:
+        column = table.columns[name]
+        inner: Iterable[str] = column.parts or ()
+        if column.expression is not None:
+            inner = parse_row_expression(column.expression, table).column_names()
+        if len(table.split_name(name)) > 1 or _reads_joined(inner, table):
+            return True
+    return False
 
 
 @dataclass(frozen=True)
@@ -194,7 +206,8 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
             return None
         # No unit has more groups than rows.
         histograms: list[Histogram] = [profile.rows]
-        if noun == "groups" and by is not None and (found := find_histogram(profile, table, by)):
+        is_counted = noun == "groups" and by is not None and not _reads_joined([by], table)
+        if is_counted and by is not None and (found := find_histogram(profile, table, by)):
             histograms = [found, *histograms] if isinstance(found, JointHistogram) else [found]
         failure = FAILURE / 2 / needed / len(histograms)
         number = min(histogram.limit_above(size, failure) for histogram in histograms)

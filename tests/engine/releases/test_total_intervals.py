@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from duckdb_files import duckdb_file
 from orders_world import MONTHS, REGISTRY, World
 from pydantic import ValidationError
 from scipy.stats import binom
@@ -229,6 +231,59 @@ def test_a_profile_of_a_conditions_rows_limits_what_is_cut_of_them(
         world.table = declare_early(3)
         later = world.release("histogram", name="later", where=where, **terms)
         assert later.result.totals.ends["count"].above > 2 * own.above
+
+
+#: State A is warm where the climate is that of the north, and state B in the south.
+CLIMATES = """
+UPDATE orders SET state = CASE WHEN month(day) = 1 THEN 'A' ELSE 'B' END;
+ALTER TABLE orders ADD COLUMN other VARCHAR; UPDATE orders SET other = chr(131 - ascii(state));
+CREATE TABLE north AS SELECT * FROM (VALUES ('A', 'yes'), ('B', 'no')) v(state, warm);
+CREATE TABLE south AS SELECT * FROM (VALUES ('A', 'no'), ('B', 'yes')) v(state, warm);
+CREATE TABLE nowhere AS SELECT state, 'no' AS warm FROM north
+"""
+
+
+@pytest.mark.parametrize("reading", ["blocks", "condition", "groups"])
+def test_a_profile_under_another_declaration_supports_none(tmp_path: Path, reading: str) -> None:
+    """Blocks of another column, or what another relation says that is joined, also where a computed column reads
+    it, have the same names and the same snapshot.
+    """
+    world = World(tmp_path)
+    with duckdb_file(world.table.database) as connection:
+        connection.execute(CLIMATES)
+    base = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    columns: dict[str, Any] = base["columns"] | {
+        "other": {},
+        "climate.warm": {"public_keys": ["yes", "no"]},
+        "hot": {"expression": "climate.warm = 'yes'"},
+    }
+
+    def declare_rows(relation: str, block: str) -> Table:
+        join = {"relation": relation, "name": "climate", "kind": "dimension"}
+        joins = [join | {"on": {"state": "state"}}]
+        return Table.model_validate(base | {"joins": joins, "block": block, "columns": columns})
+
+    fields: dict[str, Any] = {}
+    params, by = {"epsilon": "20"}, "climate.warm"
+    if reading == "groups":
+        world.table = declare_rows("nowhere", "state")
+        world.release("contributions", params=params | {"groupings": [by]})
+        fields = {"params": params | {"by": by}, "contribution_bounds": {"groups": 1, "rows": 24}}
+    else:
+        rows = {"blocks": ("A",)} if reading == "blocks" else {"where": "hot = TRUE"}
+        world.table = declare_rows("north", "state")
+        world.release("contributions", params=params, **rows)
+        fields = {"params": params, "contribution_bounds": {"rows": 2}, **rows}
+    world.table = declare_rows("south", "other")
+    result = world.release(
+        "count_distinct" if "by" in fields["params"] else "count", **fields
+    ).result
+    ends = result.totals.ends if result.totals else {}
+    # Everybody has one or two orders in state A; a tenth has 22 in B, and all others one.
+    exact = {"yes": 1000, "no": 1000, "": 3100}
+    for row in result.rows:
+        low, high = ends[row.measure].find_span(row.value, 0) if ends else (0, math.inf)
+        assert low <= exact[row.key] <= high
 
 
 def test_what_is_declared_changes_no_question(world: World) -> None:
