@@ -401,10 +401,17 @@ class Plan:
 
 
 def list_computed(where: str | None, table: Table) -> dict[str, str]:
-    """The computed columns that a condition reads, and their expressions, which another declaration may change."""
-    names = set() if where is None else parse_condition(where, table).column_names()
-    expressions = {name: table.columns[name].expression for name in names if name in table.columns}
-    return {name: text for name, text in sorted(expressions.items()) if text is not None}
+    """The computed columns that a condition reads, and what they are computed from, which another declaration may
+    change.
+    """
+    names = [] if where is None else sorted(parse_condition(where, table).column_names())
+    computed = {}
+    for name in names:
+        column = table.columns.get(name)
+        names += [] if column is None else column.parts or ()
+        if column is not None and (column.parts or column.expression):
+            computed[name] = column.expression or ", ".join(column.parts or ())
+    return computed
 
 
 def iterate_texts(value: Any) -> Iterator[str]:

@@ -237,16 +237,17 @@ def test_a_profile_of_a_conditions_rows_limits_what_is_cut_of_them(
 CLIMATES = """
 UPDATE orders SET state = CASE WHEN month(day) = 1 THEN 'A' ELSE 'B' END;
 ALTER TABLE orders ADD COLUMN other VARCHAR; UPDATE orders SET other = chr(131 - ascii(state));
+ALTER TABLE orders ADD COLUMN zone VARCHAR DEFAULT 'Z';
 CREATE TABLE north AS SELECT * FROM (VALUES ('A', 'yes'), ('B', 'no')) v(state, warm);
 CREATE TABLE south AS SELECT * FROM (VALUES ('A', 'no'), ('B', 'yes')) v(state, warm);
 CREATE TABLE nowhere AS SELECT state, 'no' AS warm FROM north
 """
 
 
-@pytest.mark.parametrize("reading", ["blocks", "condition", "groups"])
+@pytest.mark.parametrize("reading", ["blocks", "condition", "parts", "groups"])
 def test_a_profile_under_another_declaration_supports_none(tmp_path: Path, reading: str) -> None:
-    """Blocks of another column, or what another relation says that is joined, also where a computed column reads
-    it, have the same names and the same snapshot.
+    """Blocks of another column, a column of other parts, or what another relation says that is joined, also where
+    a computed column reads it, have the same names and the same snapshot.
     """
     world = World(tmp_path)
     with duckdb_file(world.table.database) as connection:
@@ -254,11 +255,13 @@ def test_a_profile_under_another_declaration_supports_none(tmp_path: Path, readi
     base = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
     columns: dict[str, Any] = base["columns"] | {
         "other": {},
+        "zone": {},
         "climate.warm": {"public_keys": ["yes", "no"]},
         "hot": {"expression": "climate.warm = 'yes'"},
     }
 
     def declare_rows(relation: str, block: str) -> Table:
+        columns["pair"] = {"parts": ["zone", block]}
         join = {"relation": relation, "name": "climate", "kind": "dimension"}
         joins = [join | {"on": {"state": "state"}}]
         return Table.model_validate(base | {"joins": joins, "block": block, "columns": columns})
@@ -270,7 +273,8 @@ def test_a_profile_under_another_declaration_supports_none(tmp_path: Path, readi
         world.release("contributions", params=params | {"groupings": [by]})
         fields = {"params": params | {"by": by}, "contribution_bounds": {"groups": 1, "rows": 24}}
     else:
-        rows = {"blocks": ("A",)} if reading == "blocks" else {"where": "hot = TRUE"}
+        where = "hot = TRUE" if reading == "condition" else """pair = '["Z","A"]'"""
+        rows = {"blocks": ("A",)} if reading == "blocks" else {"where": where}
         world.table = declare_rows("north", "state")
         world.release("contributions", params=params, **rows)
         fields = {"params": params, "contribution_bounds": {"rows": 2}, **rows}
