@@ -16,8 +16,12 @@ from dpflow.testing.scripted_sources import ScriptedSource
 #: Checks that take seconds an example: black-box audits and enumerations.
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
 #: Checks of which `slow_audits` leaves a sample, and which part of their effort it takes: those of generated tables,
-#: and black-box audits.
-SAMPLES = {**{rule.__name__: 1 / 64 for rule in GENERATED}, "guarantee_survives_audit": 1 / 16}
+#: black-box audits, and error bounds.
+SAMPLES = {
+    **{rule.__name__: 1 / 64 for rule in GENERATED},
+    "guarantee_survives_audit": 1 / 16,
+    "error_bound_holds": 1 / 8,
+}
 
 
 def parametrize_with_checks(
@@ -33,7 +37,8 @@ def parametrize_with_checks(
         examples: by mechanism name, for those whose parameters have no standard names.
         slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
             must register. Mechanisms take turns in which of their examples stays, and a sample of it does. Of the
-            generated tables a sample stays: those with the most telling declarations.
+            generated tables a sample stays: those with the most telling declarations. An eighth of the draws stays that
+            hold an error bound.
         slow: names of rules whose checks all get this mark.
     """
     cases = []
