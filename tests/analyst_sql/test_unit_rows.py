@@ -15,7 +15,9 @@ from sql_world import DECLARATION, EXACT, close
 from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.analyst_sql.releases.cells import find_release
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import PlanRefused, SqlRefused
+from dpflow.core.contract.question_text import describe_question
+from dpflow.engine.releases.request import list_request_fields, parse_request
+from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
 from dpflow.registry import Registry
 from dpflow.tables.backends import find_backend
 
@@ -411,6 +413,25 @@ def test_asked_again_it_is_free_and_other_features_are_not(fresh: World) -> None
         assert again == "COUNT(1)" or fresh.ask(text.format(again, ""), epsilon=1).free
     assert not fresh.ask(text.format("COUNT(age)", ""), epsilon=1).free
     assert not fresh.ask(text.format("COUNT(*)", "WHERE age > 1"), epsilon=1).free
+    assert fresh.spent() == "3"
+
+
+def test_a_stored_question_says_which_rows_it_was_asked_of(fresh: World) -> None:
+    """Printed as a release file it was the same request over the visits themselves, and was charged again."""
+    for text, says in (
+        ("SELECT DISTINCT person FROM visits WHERE age > 40", '(visits where ("age" > 40), by person)'),
+        ("SELECT person, city FROM visits GROUP BY person, city", "(visits, by person, city)"),
+        ("SELECT person, MAX(n) AS m FROM (SELECT person, city, COUNT(*) AS n FROM visits GROUP BY 1, 2) GROUP BY 1",
+         "((visits, by person, city), by person)"),
+    ):  # fmt: skip
+        assert not fresh.ask(f"SELECT COUNT(*) FROM ({text})", epsilon=1).free
+        (record,) = (
+            one for one in fresh.ledger.releases("visits") if says in describe_question(one.request)
+        )
+        assert describe_question(record.request) == f"count from {says}"
+        fields = list_request_fields(record.request, record.scope)
+        with pytest.raises(InvalidInput, match="unit_rows"):
+            parse_request(fields | {"table": "visits.yml"}, fresh.folder)
     assert fresh.spent() == "3"
 
 

@@ -116,7 +116,12 @@ class StoredReleases:
         self._name = release_name(query.table, asker)
         self._registry, self._revision, self._bounds = registry, revision, bounds
         self._plans: dict[str, Plan | None] = {}
-        self._settled = list_settled(self._name)
+        units = query.table.unit_rows
+        made = units and units.to_json()
+        # Of the same rows: those of the table, or the same ones by privacy unit.
+        self._settled = [
+            one for one in list_settled(self._name) if one.request.get("unit_rows") == made
+        ]
 
     def find(self, asked: PartPlan, target: Target | None = None) -> Stored | None:
         """The newest release that answers a part within the target, or else with an error that is not above

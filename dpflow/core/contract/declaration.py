@@ -209,6 +209,18 @@ class UnitRows:
     keys: tuple[tuple[str, str], ...]
     features: tuple[str, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """What a charge keeps of them: without it, a question over them would read as one over the rows."""
+        below = self.rows.unit_rows
+        return {
+            "unit": self.rows.privacy_unit.column,
+            "where": self.where,
+            "blocks": list(self.blocks),
+            "keys": dict(self.keys),
+            "features": list(self.features),
+            "rows": below and below.to_json(),
+        }
+
 
 class Table(Strict):
     """A private table as its owner declares it.

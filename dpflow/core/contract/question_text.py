@@ -16,9 +16,19 @@ def describe_question(request: Mapping[str, Any]) -> str:
     by = params.get("by")
     group = f" by {by}" if by and by != params.get("column") else ""
     where = request.get("where")
-    table = request.get("table")
+    table = _name_rows(request.get("table"), request.get("unit_rows"))
     place = f", from {table}" if table and group else f" from {table}" if table else ""
     return f"{statistics}{group}{place}{f' where {where}' if where else ''}"
+
+
+def _name_rows(table: Any, units: Any) -> Any:
+    """Such as ``(orders where returned, by customer)`` of rows by privacy unit."""
+    if not isinstance(units, Mapping):
+        return table
+    where, keys = units.get("where"), units.get("keys")
+    rows = _name_rows(table, units.get("rows"))
+    named = ", ".join(map(str, (units.get("unit"), *(keys if isinstance(keys, Mapping) else ()))))
+    return f"({rows}{f' where {where}' if where else ''}, by {named})"
 
 
 def _list_statistics(mechanism: str, params: Mapping[str, Any]) -> Iterator[str]:

@@ -365,6 +365,7 @@ class Plan:
         )
         finite = {measure: width for measure, width in widths.items() if math.isfinite(width)}
         computed = list_computed(self.request.where, self.table)
+        units = self.table.unit_rows
         return {
             "name": self.request.name,
             "mechanism": self.mechanism.name,
@@ -376,6 +377,7 @@ class Plan:
             # Another declaration may have another column under these blocks.
             **({"block": self.table.block} if self.request.blocks else {}),
             "where": self.request.where,
+            **({"unit_rows": units.to_json()} if units else {}),
             **({"computed": computed} if computed else {}),
             "bounds": list(self.request.bounds),
             **(

@@ -135,7 +135,8 @@ def parse_request(data: dict[str, Any], base: Path, what: str = "the request") -
 
 
 def list_request_fields(stored: Mapping[str, Any], scope: str) -> dict[str, Any]:
-    """What a release file has of a stored request: written to a file, it is the same question.
+    """What a release file has of a stored request: written to a file, it is the same question, or is refused where
+    only SQL asks it.
 
     Args:
         stored: what the ledger keeps of a request.
@@ -143,6 +144,8 @@ def list_request_fields(stored: Mapping[str, Any], scope: str) -> dict[str, Any]
     """
     # A stored place of publication names its file only.
     names = [name for name in ReleaseRequest.model_fields if name != "publish"]
+    # No file has rows by privacy unit. Without them it would ask the rows themselves.
+    names += ["unit_rows"]
     fields = {**stored, "scope": scope}
     return dict(leave_out_empty({name: fields[name] for name in names if name in fields}))
 
