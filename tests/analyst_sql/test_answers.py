@@ -274,6 +274,23 @@ def test_quantiles_take_the_one_door(fresh: World) -> None:
         fresh.ask("SELECT city, MAX(age) FROM visits GROUP BY city", epsilon=1)
 
 
+def test_a_column_with_the_name_of_anothers_end_is_not_its_end(
+    fresh: World, tmp_path: Path
+) -> None:
+    """In frames and files: neither value stands in place of the other, and every name is one."""
+    text = (
+        "SELECT COUNT(*) + 1000 AS N_low, COUNT(*) AS n, COUNT(*) + 1000 AS n_noise_low FROM visits"
+    )
+    answer = fresh.ask(text, epsilon=5)
+    answer.write(tmp_path / "answer.parquet")
+    frame = answer.to_pandas(intervals=True)
+    (row,) = frame.to_dict("records")
+    assert row["n_noise_low"] == row["n"] + 1000 == row["N_low"]
+    assert row["n_noise_low_1"] <= row["n"] <= row["n_noise_high"]
+    written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
+    assert written.columns == [*frame.columns] and written.fetchall() == [tuple(row.values())]
+
+
 def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
     """Ends of a quantile's interval stand beside it, with a mark where they are all that is known: in frames,
     files, over the wire and from storage.

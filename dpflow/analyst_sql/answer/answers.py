@@ -14,6 +14,7 @@ from dpflow.analyst_sql.answer.sql_answer import (
     Origin,
     Released,
     SqlAnswer,
+    number_name,
     write_text,
 )
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals, find_ranges
@@ -93,7 +94,7 @@ def compute_answer(
         clipped = sum(cell.clipped for cell in cells_of)
         has_total = any(cell.total is not None for cell in cells_of)
         total: IntervalKind = "stated" if has_total else "no interval" if one.noisy else "exact"
-        name = _number_name(columns, name)
+        name = number_name({column.name.casefold() for column in columns}, name)
         is_bounded = quantile is not None
         columns.append(
             AnswerColumn(name, kind, one.confidence, interval, clipped, total, is_bounded)
@@ -187,15 +188,6 @@ def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult
         f"DuckDB cannot compute the query from what was released ({failure}); that is settled and stored, so a query that "
         f"guards the expression, such as TRY(...), is free"
     )
-
-
-def _number_name(columns: Sequence[AnswerColumn], name: str) -> str:
-    """A name, or where it is taken, it with a number, as DuckDB does."""
-    position, first = 1, name
-    taken = {column.name.casefold() for column in columns}
-    while name.casefold() in taken:
-        name, position = f"{first}_{position}", position + 1
-    return name
 
 
 def read_decimals(

@@ -6,7 +6,7 @@ import csv
 import datetime as dt
 import io
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -143,7 +143,8 @@ class SqlAnswer:
         """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
         column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
         ``_raw_value`` beside these; beside quantiles with bounds ``_at_least``, ``_at_most``, and
-        ``_only_a_bound`` where a bound stands in place of a value.
+        ``_only_a_bound`` where a bound stands in place of a value. A name that a column of the answer has gets a
+        number.
         """
         return [column[:3] for column in self._list_columns(intervals, raw)]
 
@@ -156,6 +157,13 @@ class SqlAnswer:
     def _list_columns(
         self, intervals: bool, raw: bool
     ) -> Iterator[tuple[str, str, list[Any], int]]:
+        taken = {column.name.casefold() for column in self.columns}
+
+        def name_beside(column: AnswerColumn, end: str) -> str:
+            name = number_name(taken, f"{column.name}_{end}")
+            taken.add(name.casefold())
+            return name
+
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             values = [cell.value for cell in cells]
@@ -165,10 +173,10 @@ class SqlAnswer:
             yield column.name, column.kind, values, held
             if intervals and column.bounded:
                 bounds = [cell.bounds or (None, None) for cell in cells]
-                yield f"{column.name}_at_least", column.kind, [low for low, _ in bounds], 0
-                yield f"{column.name}_at_most", column.kind, [high for _, high in bounds], 0
+                yield name_beside(column, "at_least"), column.kind, [low for low, _ in bounds], 0
+                yield name_beside(column, "at_most"), column.kind, [high for _, high in bounds], 0
                 marks = [cell.only_a_bound for cell in cells]
-                yield f"{column.name}_only_a_bound", "BOOLEAN", marks, 0
+                yield name_beside(column, "only_a_bound"), "BOOLEAN", marks, 0
             if not intervals or column.confidence is None:
                 continue
             beside = {
@@ -181,7 +189,7 @@ class SqlAnswer:
             if raw:
                 beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
             for end, ends in beside.items():
-                yield f"{column.name}_{end}", "DOUBLE", ends, 0
+                yield name_beside(column, end), "DOUBLE", ends, 0
 
     def list_printed(self, intervals: bool = True) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Heads and lines for people: numbers rounded to their noise, their intervals beside them as texts."""
@@ -357,6 +365,14 @@ class SqlAnswer:
     def _repr_html_(self) -> str:
         heads, lines = self.list_printed()
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
+
+
+def number_name(taken: Collection[str], name: str) -> str:
+    """A name, or where its folded form is taken, it with a number, as DuckDB does."""
+    position, first = 1, name
+    while name.casefold() in taken:
+        name, position = f"{first}_{position}", position + 1
+    return name
 
 
 def _print_bounds(bounds: tuple[Any, Any] | None) -> str:
