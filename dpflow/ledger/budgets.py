@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
 
 import sqlalchemy as sa
 
@@ -15,7 +15,7 @@ from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.audited_ledger import AuditedLedger
-from dpflow.ledger.books import charges, grants
+from dpflow.ledger.books import charges, data_claims, grants
 from dpflow.ledger.books.records import (
     GrantProposal,
     Remaining,
@@ -29,7 +29,7 @@ from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
-_SUITES = Prepared(
+_ENTRIES = Prepared(
     sa.select(schema.entry).where(match_columns(schema.entry.c.kind)).order_by(schema.entry.c.seq)
 )
 
@@ -219,16 +219,31 @@ class BudgetLedger(AuditedLedger):
         Raises `LedgerCorrupt` for an entry that this ledger did not make.
         """
         registered = False
+        for body in self._read_bodies("suite"):
+            # Taken back is a suite for whatever rows of the place.
+            counts = not body["registered"] or body["block"] == block
+            if counts and body["suite"] == digest and {*body["places"]} & {*places}:
+                registered = body["registered"]
+        return registered
+
+    def require_no_gate(self, names: Sequence[str]) -> None:
+        """Raises `PlanRefused` where a gate was ever opened on one of these names of data."""
         with self._begin_reading() as state:
-            for row in state.transaction.rows(_SUITES, kind="suite"):
+            data_claims.require_no_gate(state, names)
+
+    def was_checked(self, names: Sequence[str]) -> bool:
+        """Whether a contract told what it had read of the rows themselves under one of these names of data.
+
+        Raises `LedgerCorrupt` for an entry that this ledger did not make.
+        """
+        return any({*body.get("data", ())} & {*names} for body in self._read_bodies("contract"))
+
+    def _read_bodies(self, kind: str) -> Iterator[dict[str, Any]]:
+        with self._begin_reading() as state:
+            for row in state.transaction.rows(_ENTRIES, kind=kind):
                 if fault := chain.find_fault(self._anchor, row):
                     raise LedgerCorrupt(f"{fault}; run dpflow ledger verify")
-                body = stored_json(row.body)
-                if (body["suite"], body["block"]) == (digest, block) and {*body["places"]} & {
-                    *places
-                }:
-                    registered = body["registered"]
-        return registered
+                yield stored_json(row.body)
 
     def scope(self, name: str) -> Scope:
         """A granted scope. Raises `UnknownName`."""

@@ -11,7 +11,7 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
-from dpflow.engine.releases.execute import release_all
+from dpflow.engine.releases.execute import name_rows, release_all
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
@@ -137,10 +137,13 @@ def run_contract(
     # Before anything is paid that nobody could then be told.
     with require_extra("quality", "a data contract"), silence_libraries():
         from dpflow.quality.validation_result import validate_outcomes
-    receipts: list[dict[str, Any]] = []
+    receipts, data = list[dict[str, Any]](), list[str]()
     if contract.mode == "public":
         outcomes = check_catalogue(table)
     elif contract.mode == "trusted":
+        if ledger is not None:
+            data = name_rows(table, ledger)
+            ledger.require_no_gate(data)
         outcomes = [_check_trusted(contract, table, blocks, ledger)]
     else:
         if ledger is None:
@@ -171,6 +174,8 @@ def run_contract(
             "blocks": list(blocks),
             "passed": passed,
             "mode": contract.mode,
+            # What a gate must know: somebody was told of these rows.
+            **({"data": data} if data else {}),
         }
         who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
         ledger.record("contract", entry, principal=who)

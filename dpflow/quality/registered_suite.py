@@ -25,6 +25,9 @@ from dpflow.quality.validate import keeps_expectations, require_checkable
 if TYPE_CHECKING:
     from dpflow.ledger import Ledger
 
+#: Fields of an expectation in a saved suite: what it asks, and what is only beside it.
+_FIELDS = {"type", "kwargs", "meta", "id", "notes", "description", "rendered_content", "severity", "windows"}  # fmt: skip
+
 
 def register_suite(
     file: Path, table: Table, ledger: Ledger, *, principal: str, registered: bool = True
@@ -100,6 +103,11 @@ def _build_expectations(suites: Sequence[Any]) -> list[Any]:
     for suite in suites:
         for entry in suite["expectations"]:
             kind = str(entry.get("type"))
+            if unknown := sorted({*entry} - _FIELDS):
+                raise InvalidInput(
+                    f"{kind[:80]!r} of the suite has a field {str(unknown[0])[:80]!r}, which changes nothing; write what is "
+                    "expected into kwargs"
+                )
             if "$PARAMETER" in str(entry.get("kwargs")):
                 raise InvalidInput(f"{kind[:80]!r} has a parameter of a run; write a value")
             try:

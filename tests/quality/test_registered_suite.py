@@ -12,6 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
+from dpflow.engine import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.sessions.session import Session
 from dpflow.errors import (
     ContractViolated,
     InvalidDeclaration,
@@ -21,6 +24,7 @@ from dpflow.errors import (
 )
 from dpflow.ledger import Ledger
 from dpflow.quality import ContractOutcome, parse_contract, run_contract
+from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 SECRET = "N5EKRET"
@@ -55,7 +59,7 @@ class World:
         self.table = load_table(folder / "visits.yml")
         self.ledger = Ledger(folder / "ledger.sqlite", anchor=folder / "anchor", create=True)
 
-    def fill(self, **second: str) -> None:
+    def fill(self, size: int = 3, **second: str) -> None:
         columns = {"id": "10 * d + i", "note": f"'{SECRET}'", "code": "'1'", "age": "20 + i", "city": "'Oslo'"}  # fmt: skip
         broken = {name: f"CASE WHEN d = 1 AND i = 1 THEN {second[name]} ELSE {text} END" if name in second else text
                   for name, text in columns.items()}  # fmt: skip
@@ -64,7 +68,7 @@ class World:
             outputs = ", ".join(f"{text} AS {name}" for name, text in broken.items())
             connection.execute(
                 f"CREATE TABLE visits AS SELECT '{SECRET}' || i AS person, DATE '2026-01-01' + CAST(d AS INTEGER) AS day, "
-                f"{outputs} FROM range(3) a(i), range(2) b(d)"
+                f"{outputs} FROM range({size}) a(i), range(2) b(d)"
             )
 
     def write(self, expectations: list[dict[str, Any]], name: str = "suite.json") -> None:
@@ -161,7 +165,10 @@ def test_only_the_owners_suite_runs(world: World, tmp_path: Path) -> None:
     # Another name and other bounds of the same rows are the same rows.
     (tmp_path / "visits.yml").write_text(declared.replace("upper: 120", "upper: 99"))
     assert world.run().passed
+    # By a declaration without the block column, too.
+    (tmp_path / "visits.yml").write_text(declared.replace("block: day,", ""))
     world.register("--withdraw")
+    (tmp_path / "visits.yml").write_text(declared)
     with pytest.raises(PlanRefused, match="is not registered"):
         world.run()
     assert world.ledger.verify().ok
@@ -180,6 +187,7 @@ def test_a_note_registers_nothing(world: World) -> None:
         ({"type": "expect_column_to_exist", "kwargs": {}}, "cannot make"),
         ({"type": "expect_column_max_to_be_between", "kwargs": {"column": "a", "max_value": {"$PARAMETER": "x"}}},
          "parameter of a run"),
+        ({"type": "expect_column_to_exist", "kwargs": {"column": "age"}, "mostly": 0.5}, "a field 'mostly'"),
     ],
 )  # fmt: skip
 def test_what_cannot_run_is_not_registered(
@@ -205,3 +213,52 @@ def test_holdouts_and_other_modes_take_no_suite(world: World, tmp_path: Path) ->
         world.run()
     with pytest.raises(InvalidDeclaration, match="mode public takes no suite"):
         parse_contract({"table": "visits.yml", "mode": "public", "suite": "suite.json"}, tmp_path)
+
+
+def open_gate(world: World) -> Session:
+    """A gate without noise over rows that no other door may read."""
+    text = (world.folder / "visits.yml").read_text()
+    held = "holdout: true, generalisation_only: true, "
+    text = text.replace("block: day,", f"block: day, {held}")
+    world.fill(3000)
+    (world.folder / "held.yml").write_text(text.replace("upper: 120", "upper: 120, missing: 0"))
+    table = load_table(world.folder / "held.yml")
+    world.ledger.grant("gate", 10, 0, table=table, principal="owner", filter="basic")
+    metric = {"estimator": "column_mean"}
+    params = {"metric": metric, "method": "description_length", "threshold": "0.1"}
+    params |= {"queries": 20, "failures": 5}
+    request = {"name": "g", "mechanism": "gate", "table": table, "scope": "gate", "params": params}
+    registry, days = Registry.load(), ("2026-01-01", "2026-01-02")
+    plan = make_plan(ReleaseRequest(**request, blocks=days), registry, world.ledger)
+    return Session.open(plan, world.ledger, registry)
+
+
+@pytest.mark.parametrize("suite", [{}, {"suite": "suite.json"}], ids=["declaration", "suite"])
+def test_an_unpaid_bit_about_a_holdout_is_refused_or_ends_the_proof(
+    world: World, suite: dict[str, str]
+) -> None:
+    """Of rows that became a holdout, and of a holdout by a declaration that does not say so."""
+    world.register()
+    contract = parse_contract({"table": "visits.yml", "mode": "trusted"} | suite, world.folder)
+    run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+    session = open_gate(world)
+    verdict = session.ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})
+    assert verdict["guarantee"] == "unproven" and "told a bit" in verdict["because"]
+    with pytest.raises(PlanRefused, match="gate's holdout"):
+        run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+
+
+def test_a_holdout_that_no_contract_read_keeps_its_proof(world: World) -> None:
+    """The control: a contract about other rows, and one that reads no row, are none about these."""
+    for name, mode in (("other", "trusted"), ("visits", "public")):
+        text = (world.folder / "visits.yml").read_text().replace("name: visits", f"name: {name}")
+        if name == "other":
+            text = text.replace("visits.duckdb", "other.duckdb") + "\n"
+            (world.folder / "other.duckdb").write_bytes(world.database.read_bytes())
+            text = text.replace("name: other", "name: other, relation: visits")
+        (world.folder / f"{name}.yml").write_text(text)
+        contract = parse_contract({"table": f"{name}.yml", "mode": mode}, world.folder)
+        run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+    session = open_gate(world)
+    verdict = session.ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})
+    assert verdict["guarantee"] == "proven"

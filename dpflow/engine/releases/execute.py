@@ -251,6 +251,11 @@ def data_names(plan: Plan, ledger: Ledger, private: PrivateTable) -> list[str]:
     return names
 
 
+def name_rows(table: Table, ledger: Ledger) -> list[str]:
+    """Public names of a table's own rows, as `data_names` has them, without asking a catalogue for its folder."""
+    return [f"table {table.name}", *place_names(table, None, None, ledger)]
+
+
 def place_names(table: Table, joined: str | None, folder: str | None, ledger: Ledger) -> list[str]:
     """Names of where a joined relation is, or the table itself, one for each of its places; also of
     the folder that a catalogue says it has.

@@ -122,9 +122,11 @@ class Session:
         if table.generalisation_only and not table.holdout:
             return "rows of a generalisation_only table may have been handed out; declare holdout: true"
         names = data_names(plan, self._ledger, self._private)
-        if self._ledger.is_fresh(self.id, plan.request.scope, names):
-            return ""
-        return "something was released from this data before the session was opened"
+        if not self._ledger.is_fresh(self.id, plan.request.scope, names):
+            return "something was released from this data before the session was opened"
+        if self._ledger.was_checked(names):
+            return "a contract in mode trusted told a bit about these rows"
+        return ""
 
     def _partition_secret(self) -> bytes:
         """What groups are made with: one partition per data set, whatever the session."""

@@ -97,6 +97,19 @@ def require_access(
     return claims
 
 
+def require_no_gate(state: LedgerState, named: Sequence[str]) -> None:
+    """Raises `PlanRefused` where a gate was ever opened on one of these names: its rows are a holdout, whatever
+    another declaration calls them.
+    """
+    for name in named:
+        row = state.find(schema.data, name=name)
+        if row is not None and row.gate is not None:
+            raise PlanRefused(
+                f"{_describe_name(name)} is a gate's holdout, and an unpaid bit about its rows would end the gate's proof; "
+                f"check other rows, or these before they become a holdout"
+            )
+
+
 def record_claims(
     state: LedgerState,
     release_id: str,
