@@ -82,6 +82,7 @@ def _run_here(
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.environ.clear()
     os.environ.update(environment)
+    sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv[:] = ["-c", *arguments]
     try:
         from airflow import settings
