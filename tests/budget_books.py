@@ -16,7 +16,7 @@ from fastapi.testclient import TestClient
 from dpflow.core.accounting.events import ZCDP, Pure
 from dpflow.ledger import BudgetView, Ledger, ReleaseKey, make_slot
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.visit import Audience
 
 #: In no page: a result, a secret state, an answer, a threshold that was asked for.
 SECRETS = ("8675309", "4711", "verdict-of-nobody", "0.271828")

@@ -29,7 +29,7 @@ from dpflow.catalogue import locate_ledger
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, ShownRelease
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience, Host
+from dpflow.ui.visit import Audience, Host
 
 #: The first that there is: one with a login that only reads, and that of the tasks.
 CONNECTIONS = ("dpflow_reader", "dpflow_ledger")

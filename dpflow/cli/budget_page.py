@@ -59,8 +59,8 @@ def command(
 
         from dpflow.ui.application import clean_prefix, create_app
     from dpflow.ledger import BudgetView
-    from dpflow.ui.pages import Audience
     from dpflow.ui.token_gate import TokenGate
+    from dpflow.ui.visit import Audience
 
     # Opened before the port: a wrong place is told at once.
     view = BudgetView(require_place(ledger), checkpoints=checkpoints, keys=key or ())

@@ -21,7 +21,8 @@ from dpflow.errors import (
 )
 from dpflow.ledger import BudgetView
 from dpflow.ui import markup
-from dpflow.ui.pages import PAGES, Audience, Host, Missing, Visit
+from dpflow.ui.pages import PAGES
+from dpflow.ui.visit import Audience, Host, Missing, Visit
 
 log = logging.getLogger("dpflow")
 

@@ -11,10 +11,9 @@ from typing import Any
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.periods import next_start
 from dpflow.core.accounting.privacy_filters import SATURATED, Filter
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.errors import DpflowError
 from dpflow.ledger import (
     BudgetState,
-    BudgetView,
     Entry,
     ScopeSummary,
     ShownRelease,
@@ -24,68 +23,11 @@ from dpflow.ledger.books.records import stored_json, units_text
 from dpflow.ui import markup
 from dpflow.ui.figures import burn_down, describe_event, make_figures
 from dpflow.ui.markup import Markup, element, join, link, table
+from dpflow.ui.visit import Missing, Visit
 
 PAGE = 50  # rows of a table
 _MOST_SCOPES = 1000  # that alarms look at
-_NEWEST = 2**62
 _OLD = dt.timedelta(days=7)  # of a checkpoint
-
-
-class Missing(InvalidInput):
-    """What an address names is not there, or not for who asks: the two read the same."""
-
-
-@dataclass(frozen=True)
-class Audience:
-    """Who reads, and which DAGs' releases, sessions and entries they may see; None for all, and for
-    those outside Airflow.
-    """
-
-    dags: Collection[str] | None = None
-
-    def may_see(self, dag_id: str) -> bool:
-        """Whether they may see what a DAG did."""
-        return self.dags is None or dag_id in self.dags
-
-
-class Host:
-    """What the page stands in: alone it knows DAGs and runs by the ledger's names, and no place of a task."""
-
-    def name_dags(self, dag_id: str) -> Collection[str]:
-        """What the ledger calls a DAG."""
-        return [dag_id]
-
-    def name_run(self, dag_id: str, run_id: str) -> str:
-        """The run identity of a DAG's run."""
-        return run_id
-
-    def find_task_address(self, release: ShownRelease) -> str:
-        """Where the task of a release is shown, or a session's DAG; "" for nowhere."""
-        return ""
-
-
-@dataclass(frozen=True)
-class Visit:
-    """One request for a page.
-
-    Attributes:
-        query: of the address.
-        host: what the page stands in.
-    """
-
-    view: BudgetView
-    audience: Audience
-    query: Mapping[str, str]
-    host: Host
-
-    def number(self, name: str) -> int:
-        """A number of the query; the largest if it has none. Raises `InvalidInput`."""
-        given = self.query.get(name, "")
-        if not given:
-            return _NEWEST
-        if not given.isdecimal() or len(given) > 18:
-            raise InvalidInput(f"{name} is no number of an entry; follow the links of the page")
-        return int(given)
 
 
 @dataclass(frozen=True)

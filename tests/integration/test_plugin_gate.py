@@ -28,7 +28,7 @@ from dpflow.ledger.audit.budget_view import BudgetView
 from dpflow.registry import BUILT_INS, Registry, _installed_plugins
 from dpflow.tables.access.declarations import load_table
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.visit import Audience
 
 if TYPE_CHECKING:
     from smallworld import Tiny

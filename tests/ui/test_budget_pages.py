@@ -21,7 +21,8 @@ from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.books.records import Remaining
 from dpflow.ledger.history.checkpoint import Checkpoint, open_note
 from dpflow.ledger.storage import schema
-from dpflow.ui.pages import PAGES, Host
+from dpflow.ui.pages import PAGES
+from dpflow.ui.visit import Host
 
 if TYPE_CHECKING:
     from budget_books import Books
@@ -139,7 +140,7 @@ def test_a_receipt_says_how_wide_the_noise_is(tiny: Tiny) -> None:
     from dpflow.engine.releases.request import load_request
     from dpflow.registry import Registry
     from dpflow.ui.application import create_app
-    from dpflow.ui.pages import Audience
+    from dpflow.ui.visit import Audience
 
     ledger, registry = Ledger(tiny.ledger), Registry.load()
     ids = []

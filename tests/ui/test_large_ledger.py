@@ -19,7 +19,7 @@ from dpflow.ledger import BudgetView
 from dpflow.ledger.history.state import digest_text
 from dpflow.ledger.storage.compact_json import encode_json
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.visit import Audience
 
 RELEASES = 500_000  # each with two entries
 BLOCKS, SCOPES, DAGS = 3_650, 20, 50

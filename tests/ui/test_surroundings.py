@@ -55,7 +55,7 @@ def test_a_database_out_of_reach_is_a_sentence_without_a_password(
     from budget_books import Visitor
 
     from dpflow.ui.application import create_app
-    from dpflow.ui.pages import Audience
+    from dpflow.ui.visit import Audience
 
     url = "postgresql+psycopg://dpflow_page:s3cret-4711@127.0.0.1:9/dpflow"
     caplog.set_level(logging.DEBUG)

@@ -26,7 +26,7 @@ from dpflow.quality.page import write_html
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.visit import Audience
 from tests.integration.attacks.test_errors_end import (
     NUMBER,
     TEXT,

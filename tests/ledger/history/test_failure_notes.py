@@ -23,7 +23,7 @@ from dpflow.ledger.audit.budget_view import BudgetView
 from dpflow.ledger.history.cipher import SALT, strip_salt
 from dpflow.ledger.history.owner_notes import SEALED_NOTE, open_note, seal_note
 from dpflow.ui.application import create_app
-from dpflow.ui.pages import Audience
+from dpflow.ui.visit import Audience
 
 NOTES = ("", "x", "OutOfRangeException at sums.py:12", "é" * 300, "y" * 5000)
 

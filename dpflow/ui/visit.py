@@ -1,0 +1,68 @@
+"""Who reads the pages, what these stand in, and what an address asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from dpflow.errors import InvalidInput
+from dpflow.ledger import BudgetView, ShownRelease
+
+_NEWEST = 2**62
+
+
+class Missing(InvalidInput):
+    """What an address names is not there, or not for who asks: the two read the same."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who reads, and which DAGs' releases, sessions and entries they may see; None for all, and for
+    those outside Airflow.
+    """
+
+    dags: Collection[str] | None = None
+
+    def may_see(self, dag_id: str) -> bool:
+        """Whether they may see what a DAG did."""
+        return self.dags is None or dag_id in self.dags
+
+
+class Host:
+    """What the page stands in: alone it knows DAGs and runs by the ledger's names, and no place of a task."""
+
+    def name_dags(self, dag_id: str) -> Collection[str]:
+        """What the ledger calls a DAG."""
+        return [dag_id]
+
+    def name_run(self, dag_id: str, run_id: str) -> str:
+        """The run identity of a DAG's run."""
+        return run_id
+
+    def find_task_address(self, release: ShownRelease) -> str:
+        """Where the task of a release is shown, or a session's DAG; "" for nowhere."""
+        return ""
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One request for a page.
+
+    Attributes:
+        query: of the address.
+        host: what the page stands in.
+    """
+
+    view: BudgetView
+    audience: Audience
+    query: Mapping[str, str]
+    host: Host
+
+    def number(self, name: str) -> int:
+        """A number of the query; the largest if it has none. Raises `InvalidInput`."""
+        given = self.query.get(name, "")
+        if not given:
+            return _NEWEST
+        if not given.isdecimal() or len(given) > 18:
+            raise InvalidInput(f"{name} is no number of an entry; follow the links of the page")
+        return int(given)
