@@ -17,7 +17,7 @@ PROGRAM = ROOT / "docs" / "audit"
 
 def write_program(folder: Path) -> None:
     """Copy its files."""
-    for name in ("costs.py", "signatures.py", "audit.py"):
+    for name in ("costs.py", "signatures.py", "decisions.py", "audit.py"):
         text = (PROGRAM / name).read_text()
         assert len(text.splitlines()) < 200 and not re.search("(import|from) dpflow", text)
         (folder / name).write_text(text)

@@ -27,11 +27,10 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
 from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.grants import find_signers, may_follow, require_persons
+from dpflow.ledger.books.grants import find_signers, is_signed, may_follow, require_persons
 from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
-from dpflow.ledger.history.checkpoint import check_line, decision_text
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage.compact_json import canonical_json
 
@@ -168,7 +167,7 @@ class Recheck:
         self.self_declared: list[int] = []
         self.scopes: dict[str, dict[str, Any]] = {}
         self.proposals: dict[str, dict[str, Any]] = {}
-        self._unsigned: set[int] = set()  # proposals
+        self._proposed: dict[str, Any] = {}  # the entry of each proposal
         self.accounts: dict[str, dict[str, Cost]] = {}
         self.releases: dict[str, ReleaseState] = {}
         self.slots: set[tuple[str, str, str]] = set()
@@ -213,16 +212,14 @@ class Recheck:
 
     def _check_signature(self, entry: Any, body: dict[str, Any]) -> None:
         """A decision is signed by who may sign it, or by nobody where nobody must."""
-        signature, granted = body.pop("signature", None), _parse_filter(body["filter"])[0]
+        granted = _parse_filter(body["filter"])[0]
         require_persons(granted.signers)
         trusted = self._find_signers(entry.scope, granted)
-        if signature is None:
+        if body.get("signature") is None:
             _require(not trusted, "is signed by nobody, where owners sign")
             self.self_declared.append(entry.seq)
             return
-        text = decision_text(entry.previous, entry.kind, entry.scope, entry.principal, body)
-        signed = check_line(text, entry.principal, signature, trusted)
-        _require(signed, "is signed by nobody who may")
+        _require(is_signed(entry, body, trusted), "is signed by nobody who may")
 
     def _find_signers(self, scope: str, granted: Filter) -> Sequence[str]:
         """Who may sign a grant of a scope now."""
@@ -236,17 +233,15 @@ class Recheck:
         return 2 in (terms["approvals"], self.scopes.get(scope, terms)["approvals"])
 
     def _apply_propose(self, entry: Any, body: dict[str, Any]) -> None:
-        signature = body.get("signature")
         self._check_signature(entry, body)
-        self.propose(entry, body | {"signature": signature})
+        self.propose(entry, body)
         terms = self.proposals[entry.scope]
         _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
 
     def propose(self, entry: Any, body: dict[str, Any]) -> None:
         """Take down a proposal, whoever signed it."""
-        if body.get("signature") is None:
-            self._unsigned.add(entry.seq)
         terms = self._read_terms(entry, body)
+        self._proposed[entry.scope] = entry
         self.proposals[entry.scope] = terms | {"principal": entry.principal, "seq": entry.seq}
 
     def _require_second(self, entry: Any, terms: Mapping[str, Any], approved: int | None) -> None:
@@ -262,11 +257,13 @@ class Recheck:
             _require(waits and terms.items() <= waiting.items(), "approves what nobody proposed")
             same = is_same_principal(waiting["principal"], entry.principal)
             _require(not same, "is approved by who proposed it")
+            trusted = self._find_signers(name, _parse_filter(terms["filter"])[0])
+            proposed = self._proposed[name]
+            signed = not trusted or is_signed(proposed, read_body(proposed), trusted)
+            _require(signed, "approves what nobody signed who may sign now")
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
         name, approved = entry.scope, body.get("proposal")
-        alone = body.get("signature") is not None and approved in self._unsigned
-        _require(not alone, "signs alone what nobody signed before")
         self._check_signature(entry, body)
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)
@@ -485,6 +482,10 @@ class Recheck:
         return "".join(self.problems[before:])
 
     def _apply_recover(self, entry: Any, body: dict[str, Any]) -> None:
+        # The lost entries may have taken a proposal's place, or the right to sign from who made it.
+        for name, row in self.proposals.items():
+            if row["seq"] > self.scopes.get(name, {"seq": 0})["seq"]:
+                self.proposals[name] = row | {"seq": 0}
         stated = {}
         for name, *columns in body["scopes"]:
             terms = dict(zip(CHECKPOINT_COLUMNS, columns, strict=True))

@@ -22,8 +22,8 @@ import sqlalchemy as sa
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
+from dpflow.ledger.books import grants
 from dpflow.ledger.books.data_claims import LOST
-from dpflow.ledger.books.grants import may_follow
 from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
@@ -342,6 +342,7 @@ def recover_state(
     state = writer.state
     scopes, spent = [], []
     number = writer.next_seq
+    grants.end_proposals(state)
     if ahead is not None:
         _require_branch(trace, ahead)
         scopes = _take_scopes(writer, trace, ahead)
@@ -414,7 +415,7 @@ def _take_scopes(
             Filter.from_json(stored_json(text))
             for text in (row.filter if is_kept else terms["filter"], stated["filter"])
         )
-        if name in used and not (now.name == then.name and may_follow(now, then)):
+        if name in used and not (now.name == then.name and grants.may_follow(now, then)):
             raise InvalidInput(
                 f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
                 f"grant nothing more to it, and make another scope"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -32,16 +32,19 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history.chain import Writer
-from dpflow.ledger.history.checkpoint import Signer, decision_text, parse_public_key
+from dpflow.ledger.history.checkpoint import (
+    Signer,
+    check_line,
+    decision_text,
+    parse_public_key,
+)
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import canonical_json
 from dpflow.ledger.storage.statements import Prepared
 
 _PROPOSED = Prepared(
-    sa.select(schema.entry.c.body).where(
-        schema.entry.c.seq == sa.bindparam("seq", type_=sa.BigInteger)
-    )
+    sa.select(schema.entry).where(schema.entry.c.seq == sa.bindparam("seq", type_=sa.BigInteger))
 )
 _PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
 
@@ -233,9 +236,9 @@ def store_grant(
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
     _require_covers(granted, used, writer.day)
-    require_signer(state, granted, signer)
+    trusted = require_signer(state, granted, signer)
     if 2 in (stays, granted.approvals):
-        return _propose(writer, granted, principal, signer)
+        return _propose(writer, granted, principal, signer, trusted)
     _put_in_effect(writer, granted, principal, binds, None, signer)
     return granted
 
@@ -248,13 +251,26 @@ def find_signers(granted: Filter, before: Filter | None, above: Sequence[Filter]
     return next(filter(None, (earlier, *(rule.signers for rule in above), granted.signers)), ())
 
 
-def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) -> None:
-    """Raises `InvalidInput` if a grant must be signed, and this is nobody who may."""
+def is_signed(entry: Any, body: Mapping[str, Any], trusted: Sequence[str]) -> bool:
+    """Whether the entry of a decision is signed by one of these verifier keys, under its principal's name.
+
+    Args:
+        body: what the entry says, its signature included.
+    """
+    decision = {name: value for name, value in body.items() if name != "signature"}
+    text = decision_text(entry.previous, entry.kind, entry.scope, entry.principal, decision)
+    return check_line(text, entry.principal, body.get("signature"), trusted)
+
+
+def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) -> Sequence[str]:
+    """The verifier keys one of which must sign a grant, none if nobody must. Raises `InvalidInput` if
+    this signer is none of them.
+    """
     before = charges.find_scope(state, granted.scope)
     above = [charges.get_scope(state, name).filter for name in granted.path[-2::-1]]
     trusted = find_signers(granted.filter, None if before is None else before.filter, above)
     if signer is not None and trusted and signer.public_text in trusted:
-        return
+        return trusted
     if signer is not None and not trusted:
         raise InvalidInput(
             f"scope {granted.scope!r} names no signers, so a signature would prove nothing; name them with the grant: "
@@ -266,6 +282,7 @@ def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) ->
             f"a grant of {granted.scope!r} must be signed by one of {names}; have one of them run it with --sign FILE, the file "
             f"of their private key"
         )
+    return ()
 
 
 def _put_in_effect(
@@ -341,17 +358,22 @@ def _write_scope(
 
 
 def _propose(
-    writer: Writer, granted: Scope, principal: str, signer: Signer | None
+    writer: Writer,
+    granted: Scope,
+    principal: str,
+    signer: Signer | None,
+    trusted: Sequence[str],
 ) -> GrantProposal:
     """Write down a grant that waits; it takes the place of an earlier one, unless that is the
-    same.
+    same and signed by who may sign now.
     """
     state, principal = writer.state, principal if signer is None else signer.name
     earlier = state.find(schema.proposal, scope=granted.scope)
     row = _columns_of(granted) | {"principal": principal}
     if earlier is not None:
         waits = earlier.seq > _seq_of(state, granted.scope)
-        if waits and row.items() <= earlier._asdict().items():
+        same = waits and row.items() <= earlier._asdict().items()
+        if same and _is_still_signed(state, earlier.seq, trusted):
             return _read_proposal(earlier)
     proposal = GrantProposal(granted, principal, writer.next_seq)
     row["seq"] = proposal.seq
@@ -361,6 +383,12 @@ def _propose(
         state.update(schema.proposal, earlier, **row)
     _add_entry(writer, "propose", granted, principal, signer=signer)
     return proposal
+
+
+def _is_still_signed(state: LedgerState, seq: int, trusted: Sequence[str]) -> bool:
+    """Whether one who may sign now signed the proposal of an entry; true where nobody must."""
+    (proposed,) = state.transaction.rows(_PROPOSED, seq=seq)
+    return not trusted or is_signed(proposed, stored_json(proposed.body), trusted)
 
 
 def _seq_of(state: LedgerState, scope: str) -> int:
@@ -377,8 +405,18 @@ def _read_proposal(row: Any) -> GrantProposal:
 
 def list_proposals(state: LedgerState) -> list[GrantProposal]:
     """All grants that wait, the oldest first; one that was deleted by hand is not missed."""
+    return [_read_proposal(row) for row in _waiting_rows(state)]
+
+
+def _waiting_rows(state: LedgerState) -> list[Any]:
     rows = [state.take(schema.proposal, row) for row in state.transaction.rows(_PROPOSALS)]
-    return [_read_proposal(row) for row in rows if row.seq > _seq_of(state, row.scope)]
+    return [row for row in rows if row.seq > _seq_of(state, row.scope)]
+
+
+def end_proposals(state: LedgerState) -> None:
+    """Have no grant wait any more: entries were lost that may have changed who may sign or approve it."""
+    for row in _waiting_rows(state):
+        state.update(schema.proposal, row, seq=0)
 
 
 def approve_proposal(
@@ -397,11 +435,11 @@ def approve_proposal(
             f"dpflow ledger approve {scope} {seq}"
         )
     granted = _read_proposal(row).terms
-    require_signer(state, granted, signer)
-    (proposed,) = state.transaction.rows(_PROPOSED, seq=seq)
-    if signer is not None and "signature" not in stored_json(proposed.body):
+    # Both signatures are of keys that may sign now, each of one person: whoever left the list since,
+    # or has another key or name there, does not count as the second.
+    if not _is_still_signed(state, seq, require_signer(state, granted, signer)):
         raise InvalidInput(
-            f"nobody signed the grant that entry {seq} proposed, and its scope needs signatures now; propose it again, signed"
+            f"nobody who may sign now signed the grant that entry {seq} proposed; propose it again, signed"
         )
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)

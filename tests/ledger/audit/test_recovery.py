@@ -43,6 +43,26 @@ def copy_database(target, copy):
         connection.execute(f"CREATE DATABASE {other} TEMPLATE {name}")
 
 
+def test_no_proposal_outlives_a_recovery(place, make_place, new_target, tmp_path):
+    """The lost entries may have taken its place, or the right to sign from who made it."""
+    ann, bob = Signer.create("ann"), Signer.create("bob")
+    keys, terms = [ann.public_text, bob.public_text], {"table": None, "principal": "login"}
+    ledger = place.open()
+    ledger.grant("s", 1, 0, signers=keys, signer=ann, **terms)
+    ledger.quota("s/t", "0.5", 0, principal="login", approvals=2, signer=ann)
+    (proposal,) = ledger.proposals()
+    restored = make_place(new_target(), place.anchor)
+    copy_database(place.target, restored.target)
+    ledger.grant("s", 1, 0, signers=keys[1:], signer=bob, **terms)
+    note, left = ledger.checkpoint(), restored.open()
+    left.recover(reason="disk", principal="owner", checkpoint=note)
+    assert left.proposals() == [] and left.verify().ok
+    left.grant("s", 1, 0, signer=bob, **terms)
+    with pytest.raises(InvalidInput, match="no grant that entry"):
+        left.approve("s/t", proposal.seq, principal="login", signer=bob)
+    assert run_audit(export_text(left), tmp_path).returncode == 0
+
+
 @pytest.fixture
 def lost(make_place, place, new_target, ask):
     """A ledger whose newest entries are gone while its anchor is not; a checkpoint of its end, the

@@ -1,0 +1,95 @@
+"""What owners decide: grants, approvals, and going on after a loss."""
+
+import json
+import sys
+
+from costs import account, capacity, fold, follows, holds, path_of
+from signatures import check_decision, people
+
+
+class Decisions:
+    def __init__(self):
+        self.granted, self.spent, self.waiting, self.approvals, self.releases = {}, {}, {}, {}, {}
+        self.closed, self.proposed = set(), {}
+        self.marks, self.unsigned = [], []  # of each recovery; decisions that nobody signed
+
+    def signers(self, at, rule):
+        """Who may sign a grant of a scope now, by name."""
+        named = [self.granted[s][0] for s in path_of(at)[::-1] if s in self.granted]
+        lists = [rule.get("signers") for rule in [*named, rule]]
+        return people(next(filter(None, lists), []))
+
+    def signed(self, at, body):
+        """A decision, signed by who may where anybody is named; takes the signature out of it."""
+        signature, rule = body.pop("signature", None), json.loads(body["filter"])
+        people(rule.get("signers", []))
+        if keys := self.signers(at, rule):
+            check_decision(self.entry, body, signature, keys)
+            return keys, signature
+        assert signature is None, "a signature that nobody can check"
+        self.unsigned.append(self.entry["seq"])
+        return keys, None
+
+    def propose(self, at, _, body):
+        self.proposed[at] = self.entry, body, self.signed(at, body)[1]
+        self.waiting[at] = body | {"by": self.entry["principal"], "proposal": self.entry["seq"]}
+
+    def grant(self, at, _, body):
+        keys, _ = self.signed(at, body)
+        needed = self.approvals.get(at), body.get("approvals", 1)
+        waiting, self.approvals[at] = self.waiting.pop(at, {}), needed[1]
+        if 2 in needed:
+            assert fold(waiting.pop("by", "")) != fold(self.entry["principal"]), "by its proposer"
+            if keys:  # both sign by the list as it is now
+                check_decision(*self.proposed[at], keys)
+            assert waiting == body, "another grant than was proposed"
+        rule, binding = json.loads(body["filter"]), (body["protects"], body["blocks"])
+        parent, limits = at.rpartition("/")[0], capacity(rule)
+        assert (self.granted[parent][1] == binding) if parent else "period" not in rule, "a quota"
+        assert body.get("capacity", limits) == limits, "another capacity than it grants"
+        charged, now = self.spent.get(at, {}), account(rule, "", self.entry["at"])
+        sums = {block: units for block, units in charged.items() if any(units)}
+        assert all(holds(limits, sums[b]) for b in sums if b.startswith(now)), "less than is spent"
+        if at in self.granted:
+            follows(self.granted[at], charged, rule, binding)
+        self.granted[at] = rule, binding, limits
+        self.closed.discard(at)
+
+    def end(self, *states):
+        rows = {name: row for name, row in self.releases.items() if row["state"] in states}
+        for row in rows.values():
+            row["state"] = "fenced" if row["state"] == "reserved" else "closed"
+        return sorted(rows)
+
+    def recover(self, at, _, body):  # after a loss: what was lost is an owner's word
+        stated, is_other = {}, False
+        for name, text, protects, blocks, closed, approvals in body["scopes"]:
+            rule, known, shut = json.loads(text), self.granted.get(name), name in self.closed
+            keys, count = self.signers(name, {}), self.approvals.get(name, 1)
+            terms = rule, (protects, blocks), capacity(rule)
+            is_same = known == terms and count == approvals
+            people(rule.get("signers", []))
+            assert closed in (0, 1) and approvals in (1, 2), "no terms"
+            if known and (keys or count == 2):
+                assert is_same and closed >= shut, "other terms than people signed or approved"
+            elif keys:
+                assert closed and not rule.get("signers"), "a quota that nobody signed"
+            if known:
+                follows(known, self.spent.get(name, {}), rule, terms[1])
+            is_other |= not is_same or closed != shut
+            stated[name] = terms, closed, approvals
+        self.unsigned += [self.entry["seq"]] if is_other else []
+        for name, (terms, closed, approvals) in stated.items():
+            self.granted[name], self.approvals[name] = terms, approvals
+            self.closed = self.closed - {name} | ({name} if closed else set())
+        for scope, block, *units in body["spent"]:
+            sums = self.spent.setdefault(scope, {}).get(block, (0, 0, 0))
+            assert all(a <= b for a, b in zip(sums, units)), "a charge taken back"
+            self.spent[scope][block] = units
+        self.marks.append(body["marked"])
+        witnessed = body["checkpoint"] and body["checkpoint"][1:3] in self.marks
+        assert body["closed"] == ([] if witnessed else sorted(self.granted)), "left open"
+        assert body["unsettled"] == self.end("reserved", "open"), "unsettled"
+        self.closed |= set(body["closed"])
+        self.waiting = {}
+        print("recovered from checkpoint", body["checkpoint"], "- compare it", file=sys.stderr)
