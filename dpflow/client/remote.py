@@ -6,6 +6,7 @@ import datetime as dt
 import http.client
 import ipaddress
 import json
+import time
 import urllib.error
 import urllib.parse
 import urllib.request
@@ -22,8 +23,8 @@ from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable
 
 #: Seconds of one HTTP request, and those for which the service may hold the reply to a poll.
 TIMEOUT, POLL = 60, 20
-#: How often a request is sent again because the service does not know its job any more.
-MAX_RESENT = 5
+#: How often a request is sent again because the service does not know its job any more, and seconds before it.
+MAX_RESENT, MAX_PAUSE = 10, 5.0
 #: Of a job that another process polls: it waits or runs, it has an answer, the service does not know it.
 JobStage = Literal["waits", "ended", "unknown"]
 #: What else an error of a service carries.
@@ -141,11 +142,16 @@ class RemoteClient(Client):
         Args:
             on_job: gets the job's id before the first poll.
         """
-        for _ in range(MAX_RESENT):
+        for turn in range(MAX_RESENT):
             status, answer = self._send("POST", door, body)
             while status == 202:
+                place = _place_job(answer["job"])
                 on_job(str(answer["job"]))
-                status, answer = self._send("GET", _place_job(answer["job"]), wait=str(POLL))
+                status, answer = self._send("GET", place, wait=str(POLL))
+                if status == 404:
+                    # A process that did not queue it knows it once it is charged; another one may have it.
+                    time.sleep(min(0.05 * 2**turn, MAX_PAUSE))
+                    status, answer = self._send("GET", place, wait=str(POLL))
             if status != 404:
                 return _read(status, answer)
         raise ServiceUnavailable(f"{self.server} forgot the request {MAX_RESENT} times; try again")

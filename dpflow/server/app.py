@@ -87,8 +87,8 @@ async def watch_leases(
         await asyncio.sleep(seconds)
         try:
             charged = await asyncio.to_thread(data.list_charged)
-            lapsed = [text for text, releases in charged.items() if held.get(text) == releases]
-            await asyncio.to_thread(data.resume_charged, lapsed)
+            lapsed = {text: state for text, state in charged.items() if held.get(text) == state}
+            await asyncio.to_thread(data.resume_charged, lapsed, are_lapsed=True)
         # The ledger is away; what is there then is looked at again.
         except DpflowError as error:
             log.warning("charged requests cannot be looked at now: %s", type(error).__name__)

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -26,6 +27,7 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
 from dpflow.core.contract.table_description import describe_columns, describe_table
 from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
@@ -45,8 +47,15 @@ from dpflow.engine.releases.release_list import (
 )
 from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, UnknownName
-from dpflow.ledger import Ledger
+from dpflow.errors import (
+    DpflowError,
+    InvalidInput,
+    LedgerCorrupt,
+    PlanRefused,
+    RetryConflict,
+    UnknownName,
+)
+from dpflow.ledger import Ledger, ReleaseRecord, Reservation
 from dpflow.ledger.books.records import path_of, read_point
 from dpflow.registry import Registry
 from dpflow.server.contracts import (
@@ -78,6 +87,8 @@ _DOORS: Mapping[str, Door] = {
 MAX_REQUEST = 100_000
 #: Entries of one answer about the history.
 MAX_ENTRIES = 1000
+#: Newest entries of the history in which a job of another process is looked for, and such jobs that are remembered.
+_RECENT_ENTRIES, _MAX_KNOWN = 1000, 200
 _SEALED, _JOB = "service request", "service job"
 
 
@@ -115,6 +126,8 @@ class DataService:
         self._service, self._tables = service, tables
         self._contracts = load_contracts(service)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
+        # Requests of other processes' jobs, by the job's id.
+        self._elsewhere: OrderedDict[str, str] = OrderedDict()
 
     # --- what is public ---------------------------------------------------------------------------
 
@@ -306,8 +319,12 @@ class DataService:
         if not unsettled and not query.always_job:
             return query.answer()
         is_charged = self._require_payable(caller, unsettled)
+        job_id = self._identify_job(text)
+        stored = [self._ledger.find(run.key(plan)) for plan, run in unsettled]
+        if any(self._is_exhausted(record) for record in stored if record is not None):
+            return Job(job_id, caller.name, query.source, dict, is_charged=True, is_elsewhere=True)
         job = Job(
-            self._ledger.commitment(text.encode(), _JOB)[:32],
+            job_id,
             caller.name,
             query.source,
             # Planned again in its turn: what was released meanwhile may answer it.
@@ -317,11 +334,59 @@ class DataService:
         return self._jobs.submit(job, caller.terms.concurrent_queries)
 
     def find_job(self, caller: Caller, job_id: str) -> Job:
-        """The caller's job. Raises `Refused` for one of somebody else as for an unknown one."""
+        """The caller's job, also one that another process charged. Raises `Refused` for one of somebody else as for an
+        unknown one.
+        """
         job = self._jobs.find(job_id, caller.name)
+        if job is None and (text := self._find_request(caller, job_id)):
+            job = self._find_elsewhere(caller, job_id, text)
         if job is None:
             raise refuse_unknown_job()
         return job
+
+    def _identify_job(self, text: str) -> str:
+        return self._ledger.commitment(text.encode(), _JOB)[:32]
+
+    def _find_request(self, caller: Caller, job_id: str) -> str | None:
+        """A request of the caller that some process charged lately, by its job's id."""
+        if (known := self._elsewhere.get(job_id)) is None:
+            for entry in reversed(self._ledger.history(limit=_RECENT_ENTRIES)):
+                if entry.kind != "reserve" or entry.principal != caller.name:
+                    continue
+                sealed = json.loads(str(entry.body["request"])).get(SEALED_REQUEST)
+                text = self._open_request(sealed, entry.release_id) if sealed else None
+                if text is not None and self._identify_job(text) == job_id:
+                    known = self._elsewhere[job_id] = text
+                    break
+            while len(self._elsewhere) > _MAX_KNOWN:
+                self._elsewhere.popitem(last=False)
+        return known if known is not None and json.loads(known)[0] == caller.name else None
+
+    def _find_elsewhere(self, caller: Caller, job_id: str, text: str) -> Job | None:
+        """What the ledger says of another process's job: it runs, or has its answer. None where a declaration or grant
+        that changed makes another plan of it.
+        """
+        _, kind, body = json.loads(text)
+        self._require_allowed(caller, kind, body)
+        query = self._plan_query(caller, kind, body, self._ledger.seal(text, _SEALED))
+        if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
+            return None
+        job = Job(job_id, caller.name, query.source, query.answer, is_elsewhere=True)
+        if not self._list_unsettled(query.planned):
+            job.run()
+        return job
+
+    def _is_exhausted(self, record: ReleaseRecord) -> bool:
+        """Whether a charge was tried as often as it may be."""
+        return not record.settled and record.attempts >= self._service.max_attempts
+
+    def _open_request(self, sealed: object, release_id: str) -> str | None:
+        # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
+        try:
+            return self._ledger.unseal(str(sealed), _SEALED)
+        except LedgerCorrupt:
+            log.warning("the request of release %s cannot be opened", release_id)
+            return None
 
     def cancel_job(self, caller: Caller, job_id: str) -> Job:
         """Take back the caller's job, if it waits and nothing was charged for it. Raises as `find_job`."""
@@ -334,21 +399,29 @@ class DataService:
         found: dict[str, set[tuple[str, int]]] = {}
         for record in self._ledger.reserved_releases():
             if sealed := record.request.get(SEALED_REQUEST):
-                # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
-                try:
-                    text = self._ledger.unseal(str(sealed), _SEALED)
-                except LedgerCorrupt:
-                    log.warning("the request of release %s cannot be opened", record.release_id)
-                    continue
-                found.setdefault(text, set()).add((record.release_id, record.attempts))
+                text = self._open_request(sealed, record.release_id)
+                if text is not None:
+                    found.setdefault(text, set()).add((record.release_id, record.attempts))
         return {text: frozenset(releases) for text, releases in found.items()}
 
-    def resume_charged(self, requests: Iterable[str]) -> None:
+    def resume_charged(
+        self, charged: Mapping[str, frozenset[tuple[str, int]]], *, are_lapsed: bool = False
+    ) -> None:
         """Queue these charged requests, such as of a process that was killed. The ledger lets the first settle,
         so one that still runs elsewhere loses nothing.
+
+        Args:
+            charged: of `list_charged`.
+            are_lapsed: whether nothing happened to them for a lease. What was tried ``max_attempts`` times is then
+                settled without a result; else it is left to who tries it now.
         """
-        for text in requests:
+        for text, releases in charged.items():
             name, kind, body = json.loads(text)
+            if max(attempts for _, attempts in releases) >= self._service.max_attempts:
+                job = self._jobs.find(self._identify_job(text), name)
+                if are_lapsed and (job is None or job.done.done()):
+                    self._give_up(releases)
+                continue
             terms = self._service.principals.get(name)
             if terms is None or _DOORS[kind] not in terms.doors:
                 log.warning(
@@ -357,6 +430,17 @@ class DataService:
                 )
                 continue
             self._resume(Caller(name, terms), kind, body, text)
+
+    def _give_up(self, releases: frozenset[tuple[str, int]]) -> None:
+        """Settle charges without a result: each process that drew for them died."""
+        for release_id, attempts in releases:
+            log.error("release %s has no result: %d tries ended before one", release_id, attempts)
+            try:
+                held = Reservation(release_id, attempts, settled=False)
+                self._ledger.settle(held, NONE.to_json(), failure=f"{attempts} tries ended")
+            # Its owner has decided meanwhile.
+            except RetryConflict:
+                continue
 
     def _resume(self, caller: Caller, kind: Kind, body: Body, text: str) -> None:
         sealed = self._ledger.seal(text, _SEALED)
@@ -373,7 +457,7 @@ class DataService:
         except DpflowError as error:
             log.warning("a charged request of %s cannot be finished now: %s", caller.name, error)
             return
-        job_id = self._ledger.commitment(text.encode(), _JOB)[:32]
+        job_id = self._identify_job(text)
         self._jobs.submit(Job(job_id, caller.name, source, finish, is_charged=True))
 
     def _require_allowed(self, caller: Caller, kind: Kind, body: Body) -> None:

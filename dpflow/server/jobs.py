@@ -1,7 +1,7 @@
 """Requests that read private rows, one queue per source: bounded, and fair between principals.
 
-A job is a handle, nothing more: what was charged is in the ledger with the request, so a job that this
-process has forgotten is sent again, and costs nothing twice. Its stage is ``queued``, ``running`` or
+A job is a handle, nothing more: what was charged is in the ledger with the request, where every process of the
+service finds it. A job that was not charged and that this process does not know is sent again. Its stage is ``queued``, ``running`` or
 ``done``, or ``cancelled`` where it was taken back before it was charged, and says nothing of rows.
 """
 
@@ -48,6 +48,7 @@ class Job:
 
     Attributes:
         is_charged: whether the ledger had a charge for it when it was queued.
+        is_elsewhere: whether only the ledger knows it here: another process has it, or had.
     """
 
     id: str
@@ -58,13 +59,15 @@ class Job:
     is_charged: bool = False
     is_running: bool = False
     is_cancelled: bool = False
+    is_elsewhere: bool = False
 
     @property
     def stage(self) -> Stage:
         """What may be said of its progress."""
         if self.is_cancelled:
             return "cancelled"
-        return "done" if self.done.done() else "running" if self.is_running else "queued"
+        is_started = self.is_running or self.is_elsewhere
+        return "done" if self.done.done() else "running" if is_started else "queued"
 
     def run(self) -> None:
         """Do the work, and keep what a client may hear of it."""

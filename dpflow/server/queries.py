@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+from concurrent.futures import Future
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
@@ -23,6 +25,8 @@ from dpflow.server.refusals import describe_errors
 
 #: Seconds for which a poll may wait for its job.
 MAX_WAIT = 30
+#: Seconds after which the ledger is asked again for a job of another process.
+LOOK_AGAIN = 0.25
 router = APIRouter(route_class=DistinctKeysRoute)
 Option = str | int | float | list[str] | None
 Parameter = str | int | float | bool | None
@@ -232,15 +236,24 @@ async def poll_job(
     wait: Annotated[float, Query(ge=0, le=MAX_WAIT)] = 0,
 ) -> Response:
     """The answer of a job, or 202 while there is none. ``wait`` delays this reply alone."""
-    waiting = _service(request).find_job(caller, job)
-    if wait and not waiting.done.done():
+    service, loop = _service(request), asyncio.get_running_loop()
+    deadline = loop.time() + wait
+    waiting = await asyncio.to_thread(service.find_job, caller, job)
+    while not waiting.done.done() and (left := deadline - loop.time()) > 0:
+        if waiting.is_elsewhere:
+            await asyncio.sleep(min(left, LOOK_AGAIN))
+            waiting = await asyncio.to_thread(service.find_job, caller, job)
+            continue
         ended = asyncio.Event()
-        loop = asyncio.get_running_loop()
         # Not the future itself: who stops waiting ends no job, and asyncio would log a refusal that nobody took.
-        waiting.done.add_done_callback(lambda _: loop.call_soon_threadsafe(ended.set))
+        waiting.done.add_done_callback(functools.partial(_wake, loop, ended))
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(ended.wait(), wait)
+            await asyncio.wait_for(ended.wait(), left)
     return _show(waiting.done.result() if waiting.done.done() else waiting)
+
+
+def _wake(loop: asyncio.AbstractEventLoop, ended: asyncio.Event, _: Future[Reply]) -> None:
+    loop.call_soon_threadsafe(ended.set)
 
 
 def _show(answer: Reply | Job) -> JSONResponse:

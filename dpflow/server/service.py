@@ -132,7 +132,9 @@ class Service(Strict):
         contracts: files of data contracts in mode ``metered``, by the names that schedulers use.
         public: files of facts that are nobody's data, by the names that queries give them.
         max_waiting: requests that may wait for one source.
-        lease_seconds: how long a charged request may lie before another process of this service finishes it.
+        lease_seconds: how long a charged request may lie before another process of this service finishes it; longer
+            than any query takes.
+        max_attempts: tries of a charged request, of all processes; then it is settled without a result.
         max_bytes: of one request's body.
         requests_per_minute: of each principal.
     """
@@ -147,6 +149,7 @@ class Service(Strict):
     principals: Annotated[dict[PrincipalName, Principal], Field(min_length=1)]
     max_waiting: Annotated[int, Field(ge=1, le=10**5)] = 100
     lease_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60
+    max_attempts: Annotated[int, Field(ge=2, le=1000)] = 10
     max_bytes: Annotated[int, Field(ge=100, le=10**9)] = 2_000_000
     requests_per_minute: Rate | None = None
 
