@@ -13,6 +13,8 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from dpflow_private_learning.building_blocks import adaptive_calls
+from dpflow_stable_median.building_blocks import lecture_sizes
 
 from dpflow.core.accounting import composition as c
 from dpflow.core.accounting import renyi
@@ -209,3 +211,52 @@ def test_groups_pay_what_a_chain_of_neighbours_can() -> None:
         assert F(row["delta"]) <= chance * (1 + F(1, 10**6)) and row["epsilon"] == pytest.approx(
             float(epsilon) * row["units"]
         )
+
+
+#: Calculators that plan a size from the largest step of several accounts, and the class of mechanism
+#: that their predictions or answers are.
+SIZES = {
+    "vote_sizes": "bounded-range",
+    "walk_sizes": "bounded-range",
+    "average_sizes": "pure",
+    "linear_sizes": "pure",
+}
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_sizes_are_planned_with_steps_that_no_mechanism_breaks(name: str) -> None:
+    """Each account's step of `vote_sizes`, `walk_sizes`, `average_sizes` and `linear_sizes`, for few and many
+    predictions; an account of another class would be refuted.
+    """
+    delta = 1e-5
+    refuted = []
+    for row in run(name, epsilon=["0.1", "1"], predictions=[1, 30, 150], delta=delta):
+        epsilon, count = float(row["epsilon"]), row["predictions"]
+        # The table shows six digits.
+        step = F(row["each"]) * (1 - F(1, 10**5))
+        total = 0.0 if row["account"] == "basic" else delta
+        assert not breaks_claim(SIZES[name], step, count, epsilon, total), row
+        if row["account"] == "zcdp of a vote" and count > 1:
+            refuted.append(breaks_claim("pure", step, count, epsilon, delta))
+    assert any(refuted) is (SIZES[name] == "bounded-range")
+
+
+@pytest.mark.parametrize("budget", ["tight", "paper"])
+@pytest.mark.parametrize("count", [1, 5, 40, 150])
+@pytest.mark.parametrize("epsilon", [F(1, 10), F(1), F(40)])
+def test_adaptive_calls_of_learners_keep_their_total(
+    epsilon: Fraction, count: int, budget: Any
+) -> None:
+    """What each of k calls may spend, by either formula of the paper and the larger of two theorems."""
+    for calls in (adaptive_calls.call_epsilon, adaptive_calls.theorem_epsilon):
+        step = calls(epsilon, F(1, 10**5), count, budget)
+        assert not breaks_claim("pure", step, count, float(epsilon), 1e-5)
+
+
+@pytest.mark.parametrize("queries", [2, 40, 150])
+def test_a_service_of_means_keeps_its_total(queries: int) -> None:
+    """The lecture's closed form, whose step is the largest that it allows."""
+    service = lecture_sizes.plan_service(queries, 0.5, 0.1)
+    step = F(service.step)
+    assert not breaks_claim("pure", step, queries, service.epsilon, service.delta)
+    assert breaks_claim("pure", 10 * step, queries, service.epsilon, service.delta)
