@@ -45,6 +45,12 @@ class Figures:
         """Spent and reserved, from 0 to 1."""
         return self.spent_share + self.reserved_share
 
+    @property
+    def used_percent(self) -> str:
+        """The same as text, rounded down: what is shown as 80 % has reached it."""
+        # The share has four digits.
+        return f"{round(10**4 * self.used) // 100} %"
+
 
 def make_figures(budget: BudgetState) -> Figures:
     """The figures of a budget; the same amounts as `dpflow ledger show` prints."""

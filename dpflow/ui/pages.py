@@ -104,7 +104,7 @@ def _make_scope_row(summary: ScopeSummary) -> tuple[object, ...]:
 
 
 def _render_usage(figures: Any) -> Markup:
-    share = f"{100 * figures.used:.0f} %"
+    share = figures.used_percent
     label = f"{share} used: spent {figures.spent}, reserved {figures.reserved} of {figures.granted}"
     return join(
         markup.bar(figures.spent_share, figures.reserved_share, figures.near_end, label), " ", share
@@ -461,8 +461,8 @@ def _find_scope_alarms(summary: ScopeSummary) -> Iterable[tuple[str, object]]:
             ),
         )
     elif summary.near_end:
-        used = make_figures(summary.fullest).used
-        yield "near exhaustion", join(name, f" is used by {100 * used:.0f} %.")
+        used = make_figures(summary.fullest).used_percent
+        yield "near exhaustion", join(name, f" is used by {used}.")
 
 
 def show_alarms(visit: Visit) -> Page:

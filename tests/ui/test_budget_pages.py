@@ -55,7 +55,7 @@ def test_scopes_are_the_ledgers(books: Books, visit: Any) -> None:
         path = "epsilon" if row["Of"] == "epsilon" else "renyi"
         assert row["Remaining"] == fullest[f"{path}_left"]
         assert row["Delta left"] == fullest["delta_left"]
-        assert row["Used"] == f"{100 * fullest['used']:.0f} %"
+        assert row["Used"] == f"{round(10**4 * fullest['used']) // 100} %"
         if path == "epsilon":
             assert row["Granted"] == fullest["epsilon_granted"]
     assert shown["flights"] | {"Used": ""} == {
@@ -279,6 +279,7 @@ def test_bar_alarm_and_report_count_exactly(
     visitor = visit()
     assert ("edge</a> is used by" in visitor.get("alarms")) == near
     assert ('class="bar near"' in visitor.get("scope?name=edge")) == near
+    assert ("80 % used" in visitor.get("scope?name=edge")) == (cost == "0.8")
     report = summarise_budgets(books.ledger.remaining("edge"))
     assert (report["nearly_exhausted"], report["exhausted"]) == (int(near), 0)
 

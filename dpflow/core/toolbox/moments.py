@@ -43,6 +43,8 @@ Moment = tuple[str, str]  #: what is added up, and of which column ("" where non
 Noisy = Mapping[Moment, NDArray[np.int64]]
 Tails = Mapping[Moment, float]
 V = TypeVar("V")
+#: What a few operations on doubles are off by at most, as a share of the largest number in them.
+_ROUNDING = 2.0**-50
 
 
 class Measure(Params):
@@ -287,11 +289,19 @@ class Query:
         totals = [
             sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts
         ]
-        errors: list[float | None] = [self.error_bound(measure, tails)] * len(totals)
+        error = self.error_bound(measure, tails)
         if measure.column is None:
-            return totals, errors
+            return totals, [error] * len(totals)
         step = self.table.bounded_column(measure.column).step
-        return [float(total * step) for total in totals], errors
+        values = [float(total * step) for total in totals]
+        # Far from 0 a double is not the sum: what it is off by, is part of the error.
+        errors = [
+            error + abs(value) * _ROUNDING
+            if error is not None and Fraction(value) != total * step
+            else error
+            for value, total in zip(values, totals)
+        ]
+        return values, errors
 
 
 @dataclass(frozen=True)
@@ -337,18 +347,20 @@ class CentredColumn:
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
             # A double near bounds that are far from 0 may be a few steps from what it stands for.
-            rounding = np.abs(mean + self.centre) * 2.0**-50
+            rounding = (np.abs(mean) + abs(self.centre)) * _ROUNDING
             error = np.minimum(of_mean + rounding, np.maximum(self.high - self.low, rounding))
             return (mean + self.centre) * self.step, error * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
-        error = np.minimum(_variance_error(mean, of_mean, of_square), most)
+        rounding = (np.abs(square) + self.half + mean**2 + most) * _ROUNDING
+        error = np.minimum(_variance_error(mean, of_mean, of_square), most) + rounding
         if measure.measure == "variance":
             return variance * self.step**2, error * self.step**2
         root = np.sqrt(variance)
         below = np.sqrt(np.maximum(variance - error, 0.0))
         above = np.sqrt(np.minimum(variance + error, most))
-        return root * self.step, np.maximum(root - below, above - root) * self.step
+        wide = np.maximum(root - below, above - root) + above * _ROUNDING
+        return root * self.step, wide * self.step
 
     def ratio_errors(
         self, n: Floats, mean: Floats, square: Floats, tails: Mapping[str, float]

@@ -345,8 +345,8 @@ class Scope:
         return on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta)
 
     def used_share(self, spent: Cost) -> float:
-        """From 0 to 1, for people: the fullest sum on the path that has most left. Exact amounts
-        decide, not this.
+        """From 0 to 1, for people: the fullest sum on the path that has most left, rounded down to four digits, so
+        that no mark is shown as reached before it is. Exact amounts decide, not this.
         """
         # Each path is as used as its fullest sum; whoever pays takes the path with most left.
         limits = self.capacity
@@ -359,7 +359,7 @@ class Scope:
             for sum, limit, delta_limit in paths
             if limit > CLOSED
         ]
-        return round(min(shares, default=1.0), 4)
+        return math.floor(min(shares, default=1) * 10**4) / 10**4
 
 
 @dataclass(frozen=True)
@@ -372,9 +372,9 @@ class GrantProposal:
     seq: int
 
 
-def _used_part(amount: int, limit: int) -> float:
+def _used_part(amount: int, limit: int) -> Fraction:
     # Where a path grants nothing of this amount, the first unit of it uses the path up.
-    return 0.0 if amount == 0 else min(amount / limit, 1.0) if limit > 0 else 1.0
+    return Fraction(min(amount, limit), limit) if limit > 0 else Fraction(amount > 0)
 
 
 @dataclass(frozen=True)

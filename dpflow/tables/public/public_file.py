@@ -231,6 +231,8 @@ def _flush(path: Path) -> None:
 def _try_until(database: Path, deadline: float, attempt: Callable[[], T]) -> T:
     """What an attempt returns, again and again while somebody else writes the file."""
     end, pause = time.monotonic() + deadline, 0.01
+    if database.is_dir():
+        raise TableUnreadable(f"{database} is a folder, not a DuckDB file; publish to another path")
     while True:
         try:
             return attempt()

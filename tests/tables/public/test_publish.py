@@ -230,13 +230,17 @@ def test_a_crash_publishes_all_or_nothing(
     assert len(content(path)) == 2
 
 
-def test_a_foreign_file_is_refused(tmp_path: Path) -> None:
-    """A text file, and a table with other columns, are not overwritten."""
+def test_a_foreign_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text file, a folder, and a table with other columns, are not overwritten."""
     path = tmp_path / "out.duckdb"
     path.write_text("not a database " * 1000)
     with pytest.raises(TableUnreadable, match="is not a DuckDB file"):
         publish(path, "releases", RELEASE)
     assert path.read_text().startswith("not a database")
+    # Without waiting for a writer, who is not there.
+    monkeypatch.setattr("time.sleep", lambda _: pytest.fail("waited"))
+    with pytest.raises(TableUnreadable, match="is a folder"):
+        publish(tmp_path, "releases", RELEASE)
     other = tmp_path / "other.duckdb"
     with duckdb.connect(str(other)) as connection:
         connection.execute("CREATE TABLE releases (x INT)")
