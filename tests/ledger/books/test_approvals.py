@@ -203,7 +203,7 @@ def grant_alone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         grants,
         "_propose",
-        lambda writer, terms, by, _: grants._put_in_effect(writer, terms, by, False),
+        lambda writer, terms, by, *_: grants._put_in_effect(writer, terms, by, False),
     )
     propose(ledger, 2)
 
