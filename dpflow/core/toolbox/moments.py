@@ -295,10 +295,8 @@ class Query:
         step = self.table.bounded_column(measure.column).step
         values = [float(total * step) for total in totals]
         # Far from 0 a double is not the sum: what it is off by, is part of the error.
-        errors = [
-            error + abs(value) * _ROUNDING
-            if error is not None and Fraction(value) != total * step
-            else error
+        errors: list[float | None] = [
+            error if Fraction(value) == total * step else error + abs(value) * _ROUNDING
             for value, total in zip(values, totals)
         ]
         return values, errors
