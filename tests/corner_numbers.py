@@ -252,7 +252,9 @@ def _holds_rank(rows: Rows, row: Row) -> bool | None:
     stated = re.search(r"its rank among .* is within ([0-9.]+) %", row.remark)
     if row.value is None or stated is None:
         return None
-    numbers, value = rows.numbers(), Fraction(row.value)
+    # A number stands for the step that is nearest to it.
+    value = round(Fraction(str(row.value)) / rows.step) * rows.step
+    numbers = rows.numbers()
     share = Fraction(stated[1]) / 100
     level = {"median": Fraction(1, 2), "minimum": Fraction(0), "maximum": Fraction(1)}.get(
         row.measure

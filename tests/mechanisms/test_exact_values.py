@@ -5,6 +5,7 @@ is published.
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -174,3 +175,17 @@ def test_a_number_that_says_nothing_is_marked(tmp_path: Path, mechanism: str) ->
         result = release(tmp_path, query, column, mechanism, epsilon=1)
         assert {row.remark for row in result.rows} <= remarks
         assert Result.from_json(json.loads(json.dumps(result.to_json()))) == result
+
+
+@pytest.mark.parametrize(("middle", "kind"), [(20_000, "number"), (106_751_991, "text")])
+def test_steps_that_no_decimal_writes_stay_apart(middle: int, kind: str) -> None:
+    """Microseconds of a day: as doubles while these tell them apart, else as text."""
+    step = Fraction(1, 86_400_000_000)
+    low = middle / step
+    column = Column(lower=low * step, upper=(low + 10) * step, step=step)
+    first, last = column.grid_bounds()
+    for grid in range(first + 1, last):
+        value = column.grid_value(grid)
+        assert isinstance(value, str if kind == "text" else float)
+        assert round(Fraction(value) / step) == grid
+    assert (column.kind == "number") is (kind == "number")

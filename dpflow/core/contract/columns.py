@@ -189,10 +189,15 @@ class Column(Strict):
         if value.denominator == 1:
             return int(value)
         near, digits = float(value), _decimal_places(self.step)
-        # No decimals write a third: there the nearest double has to do.
-        if digits is None or Fraction(repr(near)) == value:
+        # No decimals write a third: there what is nearer to it than to the steps beside it has to do.
+        if (
+            round(Fraction(near) / self.step) == grid
+            if digits is None
+            else Fraction(repr(near)) == value
+        ):
             return near
-        return f"{Decimal(int(value * 10**digits)).scaleb(-digits, _WIDE):f}"
+        digits = _enough_places(self.step) if digits is None else digits
+        return f"{Decimal(round(value * 10**digits)).scaleb(-digits, _WIDE):f}"
 
     @property
     def kind(self) -> str:
@@ -205,10 +210,14 @@ class Column(Strict):
         if self.step.denominator == 1:
             return "whole" if max(ends) < 2**63 else "huge"
         digits = _decimal_places(self.step)
+        if digits is None:
+            if max(ends) < 2**51 * self.step:
+                return "number"
+            digits = _enough_places(self.step)
         # No digit stands before the point of a fraction.
-        width = len(str(int(max(ends))).lstrip("0")) + (digits or 0)
-        # A double writes every decimal of 15 digits; one of a third is the nearest.
-        if digits is None or width <= 15:
+        width = len(str(int(max(ends))).lstrip("0")) + digits
+        # A double writes every decimal of 15 digits.
+        if width <= 15:
             return "number"
         return f"decimal({width},{digits})" if width <= 38 else "text"
 
@@ -218,6 +227,11 @@ def default_step(lower: Fraction, upper: Fraction) -> Fraction:
     nearest to 2^-10 of the range, and 1 at most.
     """
     return min(Fraction(1), Fraction(10) ** round(math.log10(upper - lower) - 3))
+
+
+def _enough_places(step: Fraction) -> int:
+    """Decimals that tell multiples of a step apart, where none write them."""
+    return len(str(step.denominator)) + 1
 
 
 def _decimal_places(step: Fraction) -> int | None:
