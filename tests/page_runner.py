@@ -5,7 +5,8 @@ A fenced block is one of these, or the page's test fails:
 - a block with a ``title`` is written to the file of that name, and a Python one is run as well;
 - a ``python`` block is run, names are shared down the page;
 - in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise),
-  and what ``dpflow`` prints may go to a file (``> FILE``);
+  and what ``dpflow`` prints may go to a file (``> FILE``). Lines below a command are what it prints, up to
+  numbers, identifiers and white space; a line of ``...`` stands for any more. `page_outputs` writes them;
 - a ``yaml`` or ``json`` block is read; ``text`` is what a person sees, and nothing is done with it;
 - a block after the comment ``<!-- not run: REASON -->`` is left alone.
 """
@@ -22,11 +23,16 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import yaml
 from airflow_runs import start_airflow
+
+from dpflow.engine import fail_closed
+from dpflow.testing.harness import StreamSource
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
@@ -34,6 +40,8 @@ FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>\w*)(?P<options>[^\n]*)\n(?P<body>.*?)^(?P=indent)```$",
     re.DOTALL | re.MULTILINE,
 )
+#: Columns of a terminal that fit into a page.
+WIDTH = 110
 SHELL = ("cat", "cp", "echo", "head", "ls", "mkdir", "mv", "rm", "tail")
 
 
@@ -56,11 +64,16 @@ def examples(page: Path) -> Iterator[Example]:
     """The fenced blocks of a page, from top to bottom."""
     text = page.read_text(encoding="utf-8")
     for match in FENCE.finditer(text):
-        indent = len(match["indent"])
-        body = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
-        title = re.search(r'title="([^"]+)"', match["options"])
-        line = text.count("\n", 0, match.start("language")) + 1
-        yield Example(page, line, match["language"], title and title[1], body, match["reason"])
+        yield read_example(page, text, match)
+
+
+def read_example(page: Path, text: str, match: re.Match[str]) -> Example:
+    """The block that `FENCE` found."""
+    indent = len(match["indent"])
+    body = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
+    title = re.search(r'title="([^"]+)"', match["options"])
+    line = text.count("\n", 0, match.start("language")) + 1
+    return Example(page, line, match["language"], title and title[1], body, match["reason"])
 
 
 def run_page(page: Path, folder: Path) -> dict[str, Any]:
@@ -86,8 +99,12 @@ def run_example(example: Example, names: dict[str, Any]) -> None:
     if example.language == "python":
         run_python(example, names)
     elif example.language == "console":
-        for command, status in commands(example.text):
-            run_command(command, status)
+        for command in commands(example.text):
+            printed = run_command(command.line, command.status)
+            if command.output and not shows(command.output, printed):
+                raise ValueError(
+                    f"{command.line!r} prints {printed}, and the page says {command.output}"
+                )
     elif example.language == "yaml":
         yaml.safe_load(example.text)
     elif example.language == "json":
@@ -109,36 +126,73 @@ def run_python(example: Example, names: dict[str, Any]) -> None:
         exec(compile(example.text, str(example), "exec"), names)
 
 
-def commands(text: str) -> Iterator[tuple[str, int]]:
-    """Commands of a console block with the exit status they say; other lines are their output."""
-    for line in text.replace("\\\n", " ").splitlines():
-        if line.startswith("$ "):
-            status = re.search(r"# exit (\d+)\s*$", line)
-            yield line[2:].split("  # exit")[0].strip(), int(status[1]) if status else 0
+@dataclass(frozen=True)
+class Command:
+    """A command of a console block, the exit status that it ends with, and what the page says it prints."""
+
+    source: str
+    status: int
+    output: str
+
+    @property
+    def line(self) -> str:
+        """As a shell reads it."""
+        return self.source.replace("\\\n", " ").split("  # exit")[0].strip()
 
 
-def run_command(command: str, status: int) -> None:
-    """Run one line of a console block."""
-    words = shlex.split(command)
+def commands(text: str) -> Iterator[Command]:
+    """The commands of a console block."""
+    for part in re.split(r"^\$ ", text, flags=re.MULTILINE)[1:]:
+        # A line that ends with a backslash goes on in the next one.
+        match = re.fullmatch(r"((?:[^\n]*\\\n)*[^\n]*)\n?(.*)", part, re.DOTALL)
+        assert match is not None
+        status = re.search(r"# exit (\d+)\s*$", match[1])
+        yield Command(match[1], int(status[1]) if status else 0, match[2].strip())
+
+
+def shows(expected: str, printed: str) -> bool:
+    """Whether a text has the words of another, with any numbers, and with gaps where it says ``...``."""
+    parts = [_read_words(part) for part in re.split(r"^\.\.\.$", expected, flags=re.MULTILINE)]
+    words, place = _read_words(printed), 0
+    for i, part in enumerate(parts):
+        ends = [n for n in range(place, len(words) + 1) if words[n : n + len(part)] == part]
+        if not ends or (i == 0 and ends[0]):
+            return False
+        place = (ends[-1] if i == len(parts) - 1 else ends[0]) + len(part)
+    return place == len(words)
+
+
+def _read_words(text: str) -> list[str]:
+    text = re.sub(r"[\u2500-\u257f]", " ", text)
+    text = re.sub(r"\b(?=\w*\d)[0-9a-f]{6,}\b", "0", text)
+    return re.sub(r"[-+−]?\d[\d,.:]*(e[-+]?\d+)?", "0", text).split()
+
+
+def run_command(command: str, status: int) -> str:
+    """Run one line of a console block; returns what it prints, or of a failure its error."""
+    words, errors = shlex.split(command), ""
     if words[0] == "export":
         for assignment in words[1:]:
             name, _, value = assignment.partition("=")
             os.environ[name] = value
-        return
+        return ""
     if words[0] == "dpflow" and words[-2:-1] == [">"]:
-        found, printed, output = run_main(words[1:-2])
-        Path(words[-1]).write_text(printed, encoding="utf-8")
+        found, output, errors = run_main(words[1:-2])
+        Path(words[-1]).write_text(output, encoding="utf-8")
+        output = ""
     elif words[0] == "dpflow":
-        found, output = run_dpflow(words[1:])
+        found, output, errors = run_main(words[1:])
     elif words[0] in (*SHELL, "python"):
         words = [sys.executable, *words[1:]] if words[0] == "python" else words
         line = command if words[0] != sys.executable else shlex.join(words)
         done = subprocess.run(line, shell=True, capture_output=True, text=True, check=False)
-        found, output = done.returncode, done.stdout + done.stderr
+        found, output, errors = done.returncode, done.stdout, done.stderr
     else:
         raise ValueError(f"nothing runs {words[0]!r}; say why with a comment 'not run'")
     if found != status:
-        raise ValueError(f"{command!r} ended with {found} and not with {status}: {output[-2000:]}")
+        text = (output + errors)[-2000:]
+        raise ValueError(f"{command!r} ended with {found} and not with {status}: {text}")
+    return output if status == 0 else errors
 
 
 def run_dpflow(words: list[str]) -> tuple[int, str]:
@@ -168,10 +222,13 @@ def inside(folder: Path) -> Iterator[None]:
     """Work in a folder, with an environment that is put back."""
     environment, before = dict(os.environ), Path.cwd()
     os.chdir(folder)
-    os.environ["COLUMNS"] = "200"
+    os.environ["COLUMNS"] = str(WIDTH)
     sys.path.insert(0, str(folder))
+    seeds = count(1)
     try:
-        yield
+        # The same noise in each run, so that words which noise decides are those of the page.
+        with patch.object(fail_closed, "SystemSource", lambda: StreamSource(next(seeds))):
+            yield
     finally:
         sys.path.remove(str(folder))
         for name, module in list(sys.modules.items()):

@@ -103,7 +103,7 @@ def run_command(
         show_json(outcome.to_json())
     else:
         show_table(
-            f"contract {outcome.contract}: {'kept' if outcome.passed else 'not kept'}",
+            f"contract {outcome.contract}: {outcome.verdict}",
             ("check", "asked", "verdict", "estimate", "beyond the bound", "+-"),
             (
                 (

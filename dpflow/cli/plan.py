@@ -18,6 +18,7 @@ from dpflow.cli.console import (
     show_json,
     show_table,
 )
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
@@ -105,7 +106,8 @@ def command(
 def _show_plan(name: str, view: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return show_json(view)
-    view["95 % half-width"] = view.pop("half_width_95")
+    widths = view.pop("half_width_95") or {}
+    view["95 % half-width"] = {name: print_width(width) for name, width in widths.items()} or None
     rows = ((k, _event_text(v)) for k, v in view.items() if v != "")
     show_table(f"plan {name}", ("", ""), rows)
 

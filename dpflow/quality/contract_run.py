@@ -55,6 +55,13 @@ class ContractOutcome:
     receipts: tuple[dict[str, Any], ...] = ()
     validation: dict[str, Any] = field(default_factory=dict, repr=False)
 
+    @property
+    def verdict(self) -> str:
+        """In words, with the number of checks that noise left undecided."""
+        undecided = sum(check.verdict == "undecided" for check in self.checks)
+        beside = f", {undecided} of {len(self.checks)} checks undecided" if undecided else ""
+        return f"{'kept' if self.passed else 'not kept'}{beside}"
+
     def to_json(self) -> dict[str, Any]:
         """A JSON object: what the operator returns."""
         return {

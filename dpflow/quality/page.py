@@ -27,7 +27,6 @@ EXPLANATIONS = {
 
 def write_html(outcome: ContractOutcome) -> str:
     """The page. Every number on it was released."""
-    verdict = "kept" if outcome.passed else "not kept"
     about = [
         ("table", outcome.table),
         ("blocks", ", ".join(outcome.blocks) or "all"),
@@ -51,7 +50,7 @@ def write_html(outcome: ContractOutcome) -> str:
         f"<tr><th>{escape(name)}</th><td>{escape(text)}</td></tr>\n" for name, text in about
     )
     return (
-        begin_page(f"contract {outcome.contract}: {verdict}", width="70rem", style=_STYLE)
+        begin_page(f"contract {outcome.contract}: {outcome.verdict}", width="70rem", style=_STYLE)
         + f"<table>\n{facts}</table>\n<h2>Checks</h2>\n<table>\n<tr>"
         + "".join(f"<th>{name}</th>" for name in head)
         + "</tr>\n"

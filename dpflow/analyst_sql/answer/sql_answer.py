@@ -204,10 +204,12 @@ class SqlAnswer:
             if not intervals or column.confidence is None:
                 continue
             heads.append(f"{column.name}: {column.confidence} % noise interval")
-            columns.append([print_interval(cell.low, cell.high) for cell in cells])
+            columns.append([print_interval(cell.low, cell.high, cell.value) for cell in cells])
             if column.total == "stated":
                 heads.append(f"{column.name}: 95 % total interval")
-                columns.append([print_interval(*(cell.total or (None, None))) for cell in cells])
+                columns.append(
+                    [print_interval(*(cell.total or (None, None)), cell.value) for cell in cells]
+                )
         return heads, list(zip(*columns))
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:

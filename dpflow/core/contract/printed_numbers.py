@@ -18,14 +18,28 @@ def print_number(value: Any, low: float | None = None, high: float | None = None
     return _round(value, max(step, Decimal(1)) if isinstance(value, int) else step, ROUND_HALF_EVEN)
 
 
-def print_interval(low: float | None, high: float | None) -> str:
-    """Both ends, rounded outward likewise: what was inside stays inside. Empty without an interval."""
+def print_interval(low: float | None, high: float | None, value: Any = None) -> str:
+    """Both ends, rounded outward likewise: what was inside stays inside. Empty without an interval.
+
+    Args:
+        value: the number whose interval it is; of a whole one the ends are whole, too.
+    """
     if low is None or high is None:
         return ""
     step = _find_step(low, high)
+    if isinstance(value, int) and math.isfinite(low) and math.isfinite(high):
+        step = max(step or Decimal(1), Decimal(1))
     if step is None:
         return f"{low!r} to {high!r}"
     return f"{_round(low, step, ROUND_FLOOR)} to {_round(high, step, ROUND_CEILING)}"
+
+
+def print_width(width: float) -> str:
+    """A half-width rounded up to three digits."""
+    if not math.isfinite(width) or width <= 0:
+        return f"{width:g}"
+    step = Decimal(1).scaleb(math.floor(math.log10(width)) - 2)
+    return _round(width, Decimal(1) if width == int(width) else step, ROUND_CEILING)
 
 
 def _find_step(low: float | None, high: float | None) -> Decimal | None:

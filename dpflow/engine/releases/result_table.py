@@ -166,10 +166,10 @@ def list_printed_rows(result: Result) -> list[tuple[Any, ...]]:
             row.key,
             row.measure,
             print_number(number.value, number.noise_low, number.noise_high),
-            print_interval(number.noise_low, number.noise_high),
+            print_interval(number.noise_low, number.noise_high, number.value),
             "clipped" if number.clipped else "",
             row.remark,
-            *([print_interval(number.low, number.high)] if has_totals else []),
+            *([print_interval(number.low, number.high, number.value)] if has_totals else []),
         )
         for row, number in zip(result.rows, numbers)
     ]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpflow.core.contract.printed_numbers import print_interval, print_number
+from dpflow.core.contract.printed_numbers import print_interval, print_number, print_width
 
 ENDS, WIDTHS = st.floats(-1e9, 1e9), st.floats(1e-3, 1e9)
 
@@ -60,3 +60,26 @@ def test_an_end_beside_an_infinite_one_is_not_rounded(end: float) -> None:
         -float("inf"),
         end,
     ]
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "value", "shown"),
+    [
+        (34.0, 46.0, 40, "34 to 46"),
+        (0.0, 0.0, 0, "0 to 0"),
+        (0.5, 1.5, 1, "0 to 2"),
+        (34.0, 46.0, 40.0, "34.0 to 46.0"),
+        (0.0, float("inf"), 3, "0.0 to inf"),
+    ],
+)
+def test_a_whole_number_has_whole_ends(low: float, high: float, value: float, shown: str) -> None:
+    """A count's interval has no decimals."""
+    assert print_interval(low, high, value) == shown
+
+
+@given(st.floats(1e-9, 1e12))
+def test_a_printed_width_is_no_narrower(width: float) -> None:
+    """Rounded up, by a hundredth at most."""
+    printed = Fraction(print_width(width))
+    last = Fraction(repr(width))
+    assert last <= printed <= last * Fraction("1.0100001")
