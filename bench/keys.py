@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from bench.events import make
 from bench.tables import table
 from bench.timing import show
-from dpflow.core.contract.requests import Sets
+from dpflow.core.contract.requests import GroupedSums, Sets
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.mechanisms.key_union import KeyUnion
@@ -108,7 +108,7 @@ def _in_rounds(cells: Cells, declared: Any) -> float:
 def _counted(cells: Cells, declared: Any) -> float:
     """Ours with counts: the rule that the plan takes."""
     rule = SelectionRule.lowest_threshold(
-        declared, "category", 1, Fraction(EPSILON), Fraction("1e-6")
+        declared.sensitivity(GroupedSums("category")), "rows", Fraction(EPSILON), Fraction("1e-6")
     )
     counts = np.bincount(cells[1])
     counts = counts[counts > 0]

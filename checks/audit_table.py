@@ -50,6 +50,7 @@ def render_audit(audit: MechanismAudit, form: str = "") -> str:
         weaker,
         f"{audit.power:.4g}",
         f"{audit.seconds:.0f}",
+        audit.arithmetic,
         audit.verdict,
     )
     return "| " + " | ".join(cells) + " |"

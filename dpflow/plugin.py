@@ -37,8 +37,10 @@ from dpflow.core.contract.requests import (
     ValueCounts,
 )
 from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, Synthetic
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import Noise, gaussian_noise, group_sensitivity, laplace_noise
+from dpflow.core.toolbox.choices import Choice
+from dpflow.core.toolbox.noise import Noise, gaussian_noise, laplace_noise
 from dpflow.errors import PlanRefused
 from dpflow.hookspecs import hookimpl
 
@@ -51,6 +53,7 @@ __all__ = [
     "ZCDP",
     "Approximate",
     "BoundedRange",
+    "Choice",
     "Column",
     "Composed",
     "CountedSums",
@@ -73,6 +76,7 @@ __all__ = [
     "Repeated",
     "Result",
     "Row",
+    "Sensitivity",
     "SortedValues",
     "Source",
     "SparseVector",
@@ -84,7 +88,6 @@ __all__ = [
     "ValueCounts",
     "Verdict",
     "gaussian_noise",
-    "group_sensitivity",
     "hookimpl",
     "laplace_noise",
 ]

@@ -37,6 +37,7 @@ PASSED_AUDIT: dict[str, Any] = {
     "weakened": 2,
     "power": 1.0,
     "verdict": "not refuted",
+    "arithmetic": "of requests",
     "coverage": {
         "neighbours": ["add-remove", "replace"],
         "protects": ["unit", "unit-block"],

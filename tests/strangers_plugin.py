@@ -27,7 +27,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.results import ErrorBound, Result, Row, Synthetic
 from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow.core.toolbox.noise import group_sensitivity, laplace_noise
+from dpflow.core.toolbox.noise import laplace_noise
 
 
 class RowsParams(Params):
@@ -45,8 +45,8 @@ class NoisyRows(Mechanism[Any]):
     Params = RowsParams
 
     def noise(self, params: Any, table: Any) -> Any:
-        rows = table.contribution_bounds.rows
-        return laplace_noise(group_sensitivity(table, None, None, 0, 1, rows), params.epsilon)
+        moved = table.sensitivity(self.data_request(params, table))
+        return laplace_noise(moved.rows, params.epsilon)
 
     def event(self, params: Any, table: Any) -> Event:
         event: Event = self.noise(params, table).event
@@ -130,7 +130,7 @@ class OneRow(NoisyRows):
     """Takes every unit for one row."""
 
     def noise(self, params: Any, table: Any) -> Any:
-        return laplace_noise(group_sensitivity(table, None, None, 0, 1, 1), params.epsilon)
+        return laplace_noise(table.sensitivity(GroupedSums()).rows, params.epsilon)
 
     def event(self, params: Any, table: Any) -> Event:
         return Pure(params.epsilon)

@@ -70,6 +70,7 @@ def command(
             "weaker noise",
             "power",
             "seconds",
+            "sensitivities",
             "verdict",
         ),
         (
@@ -84,6 +85,7 @@ def command(
                 "none seen" if a.weakened is None else f"1/{a.weakened}",
                 f"{a.power:.4g}",
                 f"{a.seconds:.0f}",
+                a.arithmetic,
                 a.verdict,
             )
             for a in audits

@@ -12,6 +12,7 @@ import typer
 from dpflow.cli.console import LedgerOption, open_ledger, open_output
 from dpflow.engine.releases.certificates import (
     CERTIFICATES,
+    OWN_ARITHMETIC,
     PASSED,
     MechanismCertificate,
     read_notes,
@@ -51,7 +52,8 @@ def command(
     """Audit mechanisms, and sign what was found about the code that is installed here.
 
     A mechanism that is refuted, or of which the audit saw nothing, gets no certificate. Nor does one
-    whose shipped audit is about other code, version or distribution.
+    whose shipped audit is about other code, version or distribution. One whose noise follows arithmetic of its own is
+    accepted only by name.
     """
     if not names and not accept:
         raise InvalidInput(
@@ -95,6 +97,14 @@ def _accept_shipped(
                 raise
             refusals.append(refusal)
             continue
+        if skip and one.arithmetic == OWN_ARITHMETIC:
+            refusals.append(
+                InvalidInput(
+                    f"{one.mechanism} computes scales of its noise itself, and is accepted only by name: "
+                    f"dpflow certify {one.mechanism} --accept"
+                )
+            )
+            continue
         print(f"{one.mechanism}: {_describe(one)}; accepted")
         accepted.append(one)
     for reason in refusals:
@@ -134,7 +144,7 @@ def _audit_all(
 def _describe(certificate: MechanismCertificate) -> str:
     share = certificate.measured_epsilon / certificate.epsilon if certificate.epsilon else 0
     weaker = f"noise of 1/{certificate.weakened} would be caught"
-    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}"
+    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}, sensitivities: {certificate.arithmetic}"
 
 
 def _find_signer(key: Path | None, out: Path | None, ledger: str | None) -> tuple[Signer, Path]:

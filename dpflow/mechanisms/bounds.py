@@ -46,7 +46,6 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import (
     FAILURE,
     Noise,
-    Sensitivity,
     gaussian_noise,
     laplace_noise,
     rho_for,
@@ -84,15 +83,9 @@ class Bounds(Mechanism[BoundsParams]):
     def _group_keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
         return ("",) if params.by is None else table.public_keys(params.by)
 
-    def _bin_sensitivity(self, params: BoundsParams, table: Table) -> Sensitivity:
-        bounds = table.bounds_for(params.by).narrow(len(self._group_keys(params, table)))
-        # All rows of a group may lie in one bin, and a replaced unit's in another one.
-        sides = 2 if table.neighbours == "replace" else 1
-        return Sensitivity(sides * bounds.rows, sides * bounds.squares)
-
     def _choose_noise(self, params: BoundsParams, table: Table) -> tuple[int, Noise]:
         """The lower threshold, and its noise."""
-        moved = self._bin_sensitivity(params, table)
+        moved = table.sensitivity(self.data_request(params, table)).cells
         failure = Fraction(str(FAILURE)) / (BINS * len(self._group_keys(params, table)))
         # The lower threshold finds rarer bins at the same cost.
         forms = [

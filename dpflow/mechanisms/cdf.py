@@ -65,9 +65,9 @@ from dpflow.core.contract.results import (
     ValueRange,
     bound_labels,
 )
-from dpflow.core.sampling.noisy_values import add_laplace
+from dpflow.core.contract.sensitivity import RowSensitivity
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import FAILURE, require_scale
+from dpflow.core.toolbox.noise import FAILURE, Noise, laplace_noise
 from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts, sum_half_width
 from dpflow.core.toolbox.quantiles import draw_quantile
 from dpflow.core.toolbox.search_weights import DOUBLES, SearchWeights
@@ -158,25 +158,27 @@ class Cdf(Mechanism[CdfParams]):
     citation = "McSherry, Talwar 2007; Kaplan, Schnapp, Stemmer 2022 (medians of halves); Hay et al. 2010 (trees of counts)"
     Params = CdfParams
 
-    def _rows_and_changes(self, table: Table) -> tuple[int, int]:
-        """R and D of the module's guarantee."""
-        rows = table.contribution_bounds.rows
-        return rows, rows * (2 if table.neighbours == "replace" else 1)
+    def _moved(self, params: CdfParams, table: Table) -> RowSensitivity:
+        return table.sensitivity(self.data_request(params, table))
 
     def _sizes(self, params: CdfParams, table: Table, rows: int) -> Sizes:
-        epsilon = float(params.epsilon / self._rows_and_changes(table)[1])
+        epsilon = float(params.epsilon / self._moved(params, table).cells.l1)
         return choose_sizes(rows, epsilon, params.search, params.cells, params.levels)
 
-    def _count_scale(self, params: CdfParams, table: Table, levels: int) -> Fraction:
-        """Of the noise of each count of a cell."""
+    def _cell_noise(self, params: CdfParams, table: Table, levels: int) -> Noise:
+        """Noise of each count of a cell, of so many levels, in each of which a row is counted once."""
         share = params.epsilon * (1 - COUNTING - SEARCHING)
-        return require_scale(self._rows_and_changes(table)[1] * levels / share)
+        return laplace_noise(self._moved(params, table).cells * levels, share)
+
+    def _row_noise(self, params: CdfParams, table: Table) -> Noise:
+        """Noise of the number of rows."""
+        return laplace_noise(self._moved(params, table).rows, params.epsilon * COUNTING)
 
     def event(self, params: CdfParams, table: Table) -> Event:
         """The whole epsilon, shared by the three rounds."""
         table.column(params.column)
-        require_scale(self._rows_and_changes(table)[0] / (params.epsilon * COUNTING))
-        self._count_scale(params, table, 4)
+        self._row_noise(params, table)
+        self._cell_noise(params, table, 4)
         return Pure(params.epsilon)
 
     def data_request(self, params: CdfParams, table: Table) -> UnboundedValues:
@@ -185,18 +187,16 @@ class Cdf(Mechanism[CdfParams]):
 
     def draw(self, params: CdfParams, table: Table, answer: OpenColumn, source: Source) -> Result:
         """The number of rows, the cells, and how many rows lie below each of their edges."""
-        bounded_rows, changes = self._rows_and_changes(table)
         data = answer.count_cells({0: CellGrid(None)})[0]
         public = (
             answer.public_size.rows if answer.public_size and answer.public_size.exact else None
         )
         rows = public
         if rows is None:
-            scale = require_scale(bounded_rows / (params.epsilon * COUNTING))
-            rows = max(
-                0, int(add_laplace(np.array([data.counts.sum()], np.int64), scale, source)[0])
-            )
+            noise = self._row_noise(params, table)
+            rows = max(0, noise.add_noise(int(data.counts.sum()), source))
         sizes = self._sizes(params, table, rows)
+        changes = self._moved(params, table).cells.l1
         rate = params.epsilon * SEARCHING / sizes.search / (2 * changes)
         time = _time_of(answer)
         range_ = _search_range(table.column(params.column), answer, time)
@@ -205,11 +205,11 @@ class Cdf(Mechanism[CdfParams]):
         )
         edges = place_edges(points, sizes.cells, data.keys.dtype, answer.is_whole, time)
         counts = count_below(data.keys, data.counts, edges)
-        scale = self._count_scale(params, table, sizes.levels)
+        noise = self._cell_noise(params, table, sizes.levels)
         cells = np.diff(np.concatenate([[0], counts, [data.counts.sum()]]))
         branches = find_branches(len(cells), sizes.levels)
-        prefix = draw_prefix_counts(cells, branches, sizes.levels, scale, public, source)
-        shares, halves = estimate_shares(prefix, scale)
+        prefix = draw_prefix_counts(cells, branches, sizes.levels, noise, public, source)
+        shares, halves = estimate_shares(prefix, noise.scale)
         keys = [str(answer.column_value(edge)) for edge in edges.tolist()]
         edge_shares = list(zip(keys, shares.tolist(), halves.tolist(), strict=True))
         step = (Fraction(1) if time else answer.step) if answer.is_whole else None
@@ -243,7 +243,7 @@ class Cdf(Mechanism[CdfParams]):
 
     def _edge_error(self, params: CdfParams, table: Table, sizes: Sizes) -> int:
         """Of the number of rows below an edge, all edges at once, with probability 95 %."""
-        scale = self._count_scale(params, table, sizes.levels)
+        scale = self._cell_noise(params, table, sizes.levels).scale
         branches = find_branches(sizes.cells, sizes.levels)
         terms = math.ceil(branches / 2) * sizes.levels
         return sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))

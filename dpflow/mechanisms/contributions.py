@@ -49,7 +49,7 @@ from dpflow.core.toolbox.contribution_profile import (
     SizeHistogram,
     size_bins,
 )
-from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, laplace_noise, rho_for
+from dpflow.core.toolbox.noise import Noise, gaussian_noise, laplace_noise, rho_for
 from dpflow.errors import PlanRefused
 
 #: Where the last bin begins if nothing declared says more: of rows, and of groups.
@@ -121,15 +121,12 @@ class Contributions(Mechanism[ContributionsParams]):
         return bins
 
     def _choose_noise(self, params: ContributionsParams, table: Table) -> Noise:
-        moved = len(self._groupings(params, table)) + 1
-        if table.neighbours == "replace":
-            moved *= 2
-        sensitivity = Sensitivity(moved, moved)
+        moved = table.sensitivity(self.data_request(params, table))
         laws = []
         if params.noise != "gaussian":
-            laws.append(laplace_noise(sensitivity, params.epsilon))
+            laws.append(laplace_noise(moved, params.epsilon))
         if params.delta:
-            laws.append(gaussian_noise(sensitivity, rho_for(params.epsilon, params.delta)))
+            laws.append(gaussian_noise(moved, rho_for(params.epsilon, params.delta)))
         return min(laws, key=lambda noise: noise.half_width())
 
     def _resolution(self, params: ContributionsParams, table: Table) -> int:

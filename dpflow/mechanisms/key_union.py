@@ -49,8 +49,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.sensitivity import KeySensitivity
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.toolbox.noise import Noise, Sensitivity, gaussian_noise, rho_for
+from dpflow.core.toolbox.noise import Noise, gaussian_noise, rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above, require_delta
 
 UNIT = 2**20  #: grid steps in a weight of 1
@@ -78,33 +79,30 @@ class Round:
     threshold: int
 
     @classmethod
-    def fit_threshold(cls, moved: int, groups: int, rho: Fraction, delta: Fraction) -> Round:
-        """The round at this cost, where a unit moves the weights by the root of ``moved``."""
+    def fit_threshold(cls, moved: KeySensitivity, rho: Fraction, delta: Fraction) -> Round:
+        """The round at this cost."""
         # Weights are integers of the grid, so sensitivities are in its steps.
-        squared = UNIT**2 * moved
-        sigma2 = squared / (2 * rho)
+        weights = moved.weights(UNIT)
         # Numbers of keys from one start to the next are taken together: the weight of the first,
         # the tail of the last.
         starts = [1]
         # Ranges that grow by an eighth cost little and save thousands of tails.
-        while starts[-1] < groups:
+        while starts[-1] < moved.groups:
             starts.append(max(starts[-1] + 1, starts[-1] * 9 // 8))
-        ends = [min(start - 1, groups) for start in starts[1:]] + [groups]
+        ends = [min(start - 1, moved.groups) for start in starts[1:]] + [moved.groups]
         thresholds = (
-            key_weight(a) + gaussian_above(sigma2, delta / b)
+            key_weight(a) + gaussian_above(weights.l2_squared / (2 * rho), delta / b)
             for a, b in zip(starts, ends, strict=True)
             if a <= b
         )
-        return cls(gaussian_noise(Sensitivity(squared, squared), rho), max(thresholds))
+        return cls(gaussian_noise(weights, rho), max(thresholds))
 
 
 @lru_cache(maxsize=64)
-def split_rounds(moved: int, groups: int, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
+def split_rounds(moved: KeySensitivity, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
     """All rounds at this cost. Raises `PlanRefused` for one that is too small for Gaussian noise."""
     rho = rho_for(epsilon, delta / 2)
-    return tuple(
-        Round.fit_threshold(moved, groups, rho * share, delta / 2 * share) for share in SHARES
-    )
+    return tuple(Round.fit_threshold(moved, rho * share, delta / 2 * share) for share in SHARES)
 
 
 def key_weight(size: int) -> int:
@@ -138,8 +136,8 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         """What the privacy cost buys. Raises `PlanRefused` for one that is too small for Gaussian
         noise.
         """
-        moved = 2 if table.neighbours == "replace" else 1
-        return split_rounds(moved, table.bounds_for(params.by).groups, params.epsilon, params.delta)
+        moved = table.sensitivity(self.data_request(params, table))
+        return split_rounds(moved, params.epsilon, params.delta)
 
     def event(self, params: KeyUnionParams, table: Table) -> Event:
         """(epsilon, delta)-DP, or the zCDP that the rounds add up to. Raises `PlanRefused` if too

@@ -26,7 +26,6 @@ from pydantic import AfterValidator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Event
-from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
@@ -66,14 +65,12 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         # The rule then compares all laws and takes the lowest threshold.
         law = None if params.noise == "auto" else params.noise
         return SelectionRule.lowest_threshold(
-            table, params.by, self._count_bound(params, table), params.epsilon, params.delta, law
+            table.sensitivity(self.data_request(params, table)),
+            params.of,
+            params.epsilon,
+            params.delta,
+            law,
         )
-
-    def _bounds(self, params: PrivateHistogramParams, table: Table) -> GroupBounds:
-        return table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
-
-    def _count_bound(self, params: PrivateHistogramParams, table: Table) -> int:
-        return self._bounds(params, table).rows_per_group
 
     def event(self, params: PrivateHistogramParams, table: Table) -> Event:
         """The guarantee of the selection rule with the lowest threshold."""
@@ -81,7 +78,8 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
 
     def data_request(self, params: PrivateHistogramParams, table: Table) -> GroupedSums:
         """Counts of every key in the rows, after contribution bounding; the keys are private."""
-        groups, rows_per_group, rows = self._bounds(params, table)
+        bounds = table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
+        groups, rows_per_group, rows = bounds
         return GroupedSums(params.by, None, groups, rows_per_group, rows=rows)
 
     def draw(

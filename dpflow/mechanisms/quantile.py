@@ -53,13 +53,12 @@ from dpflow.core.contract.distribution import supports_value
 from dpflow.core.contract.mechanism import Delegation, Mechanism
 from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import NO_RANK, ErrorBound, Result, Row
-from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.choices import Choice
 from dpflow.core.toolbox.noise import (
     FAILURE,
     Noise,
     choice_epsilon,
-    group_sensitivity,
     laplace_noise,
 )
 from dpflow.mechanisms.rank_methods import choose_method
@@ -153,13 +152,12 @@ class _Quantiles(Mechanism[P]):
     def plan_draws(self, params: P, table: Table) -> Draws:
         """What the privacy cost buys."""
         keys = len(self.group_keys(params, table))
-        bounds = table.bounds_for(params.by).narrow(keys)
-        reach = group_sensitivity(table, params.by, keys, 0, 1, bounds.rows_per_group)
+        moved = table.sensitivity(self.data_request(params, table))
         # Groups that a unit does not reach have the same rows on both sides.
-        changed = bounds.groups * len(self.list_quantiles(params))
+        changed = table.bounds_for(params.by).narrow(keys).groups * len(self.list_quantiles(params))
         rest = params.epsilon * (1 - COUNTING)
         return Draws(
-            laplace_noise(reach, params.epsilon * COUNTING),
+            laplace_noise(moved.rows, params.epsilon * COUNTING),
             changed,
             choice_epsilon(rest, params.delta, changed),
         )
@@ -192,16 +190,17 @@ class _Quantiles(Mechanism[P]):
         least_rows = _count_least_rows(groups, draws.counting, source)
         source.begin_part(params.epsilon * (1 - COUNTING), params.delta)
         # Each quantile has its own sensitivity, hence its own rate.
-        rates = {
-            p: draws.epsilon / (2 * self._sensitivity(p, params, table)) for p in quantiles.values()
+        choices = {
+            p: Choice(2 * self._sensitivity(p, params, table), draws.epsilon)
+            for p in quantiles.values()
         }
         rows: list[Row] = []
         counted = table.describe_counted_rows(params.by)
         for key, data, size in zip(keys, groups, least_rows, strict=True):
             values = []
-            for p, rate in rates.items():
+            for p, choice in choices.items():
                 starts, lengths, costs = cost_pieces(data, *column.grid_bounds(), p)
-                values.append(draw_place(starts, lengths, costs, rate, source))
+                values.append(choice.choose_integer(starts, lengths, costs, source))
             # Sorting is post-processing, and a higher quantile is never smaller.
             share = min(1.0, rank / size) if size > 0 else 1.0
             for (name, p), value in zip(quantiles.items(), sorted(values), strict=True):

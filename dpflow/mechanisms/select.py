@@ -30,7 +30,6 @@ private.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Literal, TypeVar
 
@@ -38,20 +37,17 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.accounting.events import BoundedRange, Event, Pure, Repeated
-from dpflow.core.contract.contribution import GroupBounds
+from dpflow.core.accounting.events import Event, Repeated
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import choose_piece, permute_and_flip
+from dpflow.core.toolbox.choices import Choice
 from dpflow.core.toolbox.noise import FAILURE, choice_epsilon
 from dpflow.errors import PlanRefused
 
 P = TypeVar("P", bound="ArgMaxParams")
-# Scores further below the best one count as that far: what is never chosen anyway.
-MOST_COST = 2**53 - 1
 
 
 class ArgMaxParams(Params):
@@ -79,31 +75,11 @@ class TopKParams(ArgMaxParams):
     k: Annotated[int, Field(ge=1, le=1000)]
 
 
-@dataclass(frozen=True)
-class Choices:
-    """k choices: the guarantee of each, and how they are made."""
-
-    count: int
-    one: Pure | BoundedRange
-    rate: Fraction
-
-    @property
-    def event(self) -> Event:
-        """The guarantee of all."""
-        return self.one if self.count == 1 else Repeated(self.one, self.count)
-
-
 class _Select(Mechanism[P]):
     def _choice_count(self, params: P) -> int:
         return params.k if isinstance(params, TopKParams) else 1
 
-    def _bounds(self, params: P, table: Table) -> GroupBounds:
-        return table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
-
-    def _score_step(self, params: P, table: Table) -> int:
-        return self._bounds(params, table).rows_per_group
-
-    def plan_choices(self, params: P, table: Table) -> Choices:
+    def plan_choice(self, params: P, table: Table) -> Choice:
         """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
         wanted.
         """
@@ -119,42 +95,35 @@ class _Select(Mechanism[P]):
         flips = params.selection == "permute-and-flip" or (
             params.selection == "auto" and flip >= exponential
         )
-        epsilon = flip if flips else exponential
-        # Under replace one score may fall while another rises.
-        moved = self._score_step(params, table) * (2 if table.neighbours == "replace" else 1)
-        return Choices(count, Pure(epsilon) if flips else BoundedRange(epsilon), epsilon / moved)
+        moved = table.sensitivity(self.data_request(params, table)).moment(params.of)
+        return Choice(moved, flip if flips else exponential, flips)
 
     def event(self, params: P, table: Table) -> Event:
-        return self.plan_choices(params, table).event
+        choice, count = self.plan_choice(params, table).event, self._choice_count(params)
+        return choice if count == 1 else Repeated(choice, count)
 
     def data_request(self, params: P, table: Table) -> GroupedSums:
-        groups, rows_per_group, rows = self._bounds(params, table)
+        bounds = table.bounds_for(params.by).narrow(None, 1 if params.of == "units" else None)
+        groups, rows_per_group, rows = bounds
         return GroupedSums(
             params.by, table.public_keys(params.by), groups, rows_per_group, rows=rows
         )
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
-        choices, scores = self.plan_choices(params, table), answer.moment(params.of, "")
+        choice, scores = self.plan_choice(params, table), answer.moment(params.of, "")
         # Indexes of keys, so that a removed key keeps its place in the answer.
         left = np.arange(len(scores))
         ranks: dict[int, int] = {}
-        for rank in range(1, choices.count + 1):
-            # Costs count from the best key that is left, so one of them is always 0.
-            costs = np.minimum(scores[left].max() - scores[left], MOST_COST)
-            if isinstance(choices.one, Pure):
-                choice = permute_and_flip(costs, choices.rate, source)
-            else:
-                choice = choose_piece(np.ones_like(costs), costs, choices.rate, source)
-            ranks[int(left[choice])] = rank
-            left = np.delete(left, choice)
+        for rank in range(1, self._choice_count(params) + 1):
+            place = choice.choose_best(scores[left], source)
+            ranks[int(left[place])] = rank
+            left = np.delete(left, place)
         return Result(tuple(Row(answer.keys[i], "rank", ranks[i]) for i in sorted(ranks)))
 
     def error_bound(self, params: P, table: Table) -> ErrorBound:
-        choices = self.plan_choices(params, table)
-        far = math.log(choices.count * len(table.public_keys(params.by)) / FAILURE) / float(
-            choices.rate
-        )
-        how = "permute-and-flip" if isinstance(choices.one, Pure) else "exponential mechanism"
+        choice, keys = self.plan_choice(params, table), len(table.public_keys(params.by))
+        far = math.log(self._choice_count(params) * keys / FAILURE) / float(choice.rate)
+        how = "permute-and-flip" if choice.flips else "exponential mechanism"
         note = f"{how}; how far a chosen key's {params.of} may be below the best that was left"
         return ErrorBound({f"{params.of} below the best": far}, note)
 

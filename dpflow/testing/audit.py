@@ -13,13 +13,14 @@ independent noise). A coordinate with many different numbers is put into bins.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from dpflow.testing.work import add_work, spent
 
 Sampler = Callable[[], Hashable]
 
@@ -139,10 +140,10 @@ def affordable_draws(sample: Sampler, most: int, seconds: float) -> int:
     The process's own time, with that of threads which a sampler starts: on a busy machine an audit
     lasts longer, and is no blunter.
     """
-    begun = time.process_time()
+    begun = spent()
     for _ in range(3):
         sample()
-    seconds_per_draw = (time.process_time() - begun) / 3
+    seconds_per_draw = (spent() - begun) / 3
     return max(60, min(most, int(seconds / (2 * seconds_per_draw + 1e-9))))
 
 
@@ -176,6 +177,7 @@ def _count_hits(
     """For each direction how often S was hit under either neighbour, and in how many draws."""
     # An odd draw is left out: the halves that choose and test are of one size.
     half = draws // 2
+    add_work(2 * draws)
     draws_of = [[a() for _ in range(2 * half)], [b() for _ in range(2 * half)]]
     scores = _score_outcomes(draws_of[0], draws_of[1], half)
     hits = []

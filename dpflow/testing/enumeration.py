@@ -10,7 +10,6 @@ less than ``tail`` is left of each number.
 from __future__ import annotations
 
 import math
-import time
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -30,6 +29,7 @@ from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.testing import exact_divergence
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.sampler_patches import REAL, replace_samplers, sample_weakened
+from dpflow.testing.work import add_work, spent
 
 Outcome = TypeVar("Outcome", bound=Hashable)
 
@@ -42,6 +42,8 @@ EARLY = 1 / 8
 HOPELESS = 8
 #: Choices of one path, and paths, between two looks at the clock, which can cost more than a choice.
 PICKS_PER_CLOCK, PATHS_PER_CLOCK = 64, 16
+#: What a choice is worth, in numbers that are followed.
+PICK = 1 / 10
 TIME_IS_OVER = "the time for the enumeration is over"
 
 
@@ -64,8 +66,10 @@ class Enumerator(Source):
     def pick_item(self, items: Sequence[tuple[int, float]]) -> int:
         """The next choice among integers and their probabilities: a list that is made once."""
         step = len(self.sizes)
-        if step % PICKS_PER_CLOCK == PICKS_PER_CLOCK - 1 and time.thread_time() > self.end:
-            raise NotEnumerable(TIME_IS_OVER)
+        if step % PICKS_PER_CLOCK == PICKS_PER_CLOCK - 1:
+            add_work(PICKS_PER_CLOCK * PICK)
+            if spent() > self.end:
+                raise NotEnumerable(TIME_IS_OVER)
         # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
             self.path.append(0)
@@ -125,18 +129,19 @@ def enumerate_outputs(
     """
     law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
-    begun = time.thread_time()
+    begun = spent()
     early, end = begun + seconds * EARLY, begun + seconds
     with follow_laws():
         for number in range(paths):
             source = Enumerator(path, tail, end)
             outcome = draw(source)
             law[outcome] += source.weight
+            add_work(len(source.sizes) % PICKS_PER_CLOCK * PICK)
             following = source.next_path()
             if following is None:
                 return dict(law)
             path = following
-            if number % PATHS_PER_CLOCK == 0 and (now := time.thread_time()) > early:
+            if number % PATHS_PER_CLOCK == 0 and (now := spent()) > early:
                 if now > end:
                     raise NotEnumerable(TIME_IS_OVER)
                 if source.progress < EARLY / HOPELESS:

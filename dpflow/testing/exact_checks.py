@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 import sys
-import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -59,6 +58,7 @@ from dpflow.testing.session_checks import (
     neighbouring_sides,
 )
 from dpflow.testing.tiny_tables import NOTHING, ROWS, TINY_TABLES, is_tiny
+from dpflow.testing.work import add_work, spent
 
 Law = Mapping[Hashable, float]
 
@@ -146,7 +146,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
     worst: tuple[Law, Law] | None = None
     refuted: tuple[tuple[Law, Law], tuple[Answer, Answer] | None] | None = None
-    end = time.thread_time() + seconds
+    end = spent() + seconds
     laws = (
         _session_laws(mechanism, example, params, tail, end)
         if isinstance(mechanism, InteractiveMechanism)
@@ -156,6 +156,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
         with follow_laws():
             for first, second, answers in laws:
                 pairs += 1
+                add_work((len(first) + len(second)) / 20)
                 worst = worst or (first, second)
                 worst_delta = max(worst_delta, exact_divergence.divergence(first, second, epsilon))
                 # Only a pair that is worse than all before is worth the search for its epsilon.
@@ -302,7 +303,7 @@ def _release_laws(
                     mechanism.draw(params, example.table, answer, source)
                 ),
                 tail=tail,
-                seconds=end - time.thread_time(),
+                seconds=end - spent(),
             )
         return laws[name]
 
@@ -466,7 +467,7 @@ class _SessionSide:
             paths = longer
             if len(paths) > MOST_PATHS:
                 raise NotEnumerable(f"a session has more than {MOST_PATHS} paths")
-            if time.thread_time() > self._end:
+            if spent() > self._end:
                 raise NotEnumerable("the time for the sessions is over")
             transcripts: dict[Hashable, float] = defaultdict(float)
             for (_, _, verdicts), mass in paths.items():
@@ -508,6 +509,6 @@ class _SessionSide:
         self, name: tuple[str, str] | None, draw: Callable[[Source], Hashable]
     ) -> Law:
         if name not in self._steps:
-            seconds = self._end - time.thread_time()
+            seconds = self._end - spent()
             self._steps[name] = enumerate_outputs(draw, tail=self._tail, seconds=seconds)
         return self._steps[name]

@@ -13,7 +13,6 @@ and n + 1 units, these are neighbours, and both results are audited.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -42,12 +41,14 @@ from dpflow.testing.generated_tables import (
     tiny_rows,
 )
 from dpflow.testing.harness import LimitedSource, StreamSource, epsilon_delta, require
+from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
 from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
+from dpflow.testing.work import add_work, spent
 
 #: Paths of one enumeration, and of all of them together.
 PATHS, ALL_PATHS = 2_000, 12_000
@@ -116,13 +117,13 @@ def find_violation(
     """The first pair of generated neighbours that breaks the guarantee, and what was compared: of every
     case a few pairs, then of every one more of them.
     """
-    coverage, end = Coverage(), time.thread_time() + MAX_SECONDS * effort
+    coverage, end = Coverage(), spent() + MAX_SECONDS * effort
     compared = [
         _ComparedCase(mechanism, case, coverage, effort) for case in generate_cases(mechanism)
     ]
     with follow_samplers():
         for depth, case in product(DEPTHS, compared):
-            if coverage.pairs >= PAIRS * effort or (coverage.pairs and time.thread_time() > end):
+            if coverage.pairs >= PAIRS * effort or (coverage.pairs and spent() > end):
                 break
             if (violation := case.compare(depth)) is not None:
                 return violation, coverage
@@ -330,6 +331,7 @@ def structure_changes(
 
     def answer_of(n: int, absent: int = 0) -> Answer:
         if (n, absent) not in answers:
+            add_work(n / 8)
             answers[n, absent] = answer_units(
                 request, table, [*[tuple(rows)] * n, *[nothing] * absent]
             )
@@ -352,7 +354,7 @@ def structure_changes(
 
         before = 0, form(0)
         for n in _sizes():
-            if time.thread_time() > end:
+            if spent() > end:
                 break
             now = form(n)
             if now != before[1] and len(changes) < MAX_CHANGES:
@@ -369,7 +371,7 @@ def structure_changes(
 
 def structure_is_public(mechanism: Mechanism[Any]) -> None:
     """The form of a result does not tell how many rows there are."""
-    end = time.thread_time() + MAX_SECONDS / 2 * harness.effort
+    end = spent() + MAX_SECONDS / 2 * harness.effort
     for case in spread(generate_cases(mechanism))[: max(1, int(FORMS * harness.effort))]:
         with suppress(TypeError):
             for n, pair in structure_changes(mechanism, case, end):
@@ -407,4 +409,9 @@ def _audit_pair(
     require(audit.passed, f"{what} ({dict(case.params)}, {case.table.neighbours}): {audit}")
 
 
-GENERATED = (guarantee_holds_on_generated_tables, structure_is_public, delta_covers_lone_units)
+GENERATED = (
+    guarantee_holds_on_generated_tables,
+    structure_is_public,
+    delta_covers_lone_units,
+    statistics_move_as_stated,
+)

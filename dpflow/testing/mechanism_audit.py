@@ -56,12 +56,14 @@ from dpflow.testing.generated_checks import (
 )
 from dpflow.testing.generated_tables import EPSILONS
 from dpflow.testing.harness import NotConformant, epsilon_delta, spend_effort
+from dpflow.testing.moves import ORDER, Arithmetic, check_moves, compare_session
 from dpflow.testing.part_audit import audit_parts
 from dpflow.testing.release_checks import neighbouring_results
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
 from dpflow.testing.replay_audit import replay_examples, replay_pair
 from dpflow.testing.sampler_patches import weaken_noise
 from dpflow.testing.session_checks import neighbouring_transcripts
+from dpflow.testing.work import count_work, spent
 
 #: By how much noise is weakened until an audit sees it.
 FACTORS = (2, 4, 8, 16, 32, 64)
@@ -98,11 +100,13 @@ class MechanismAudit:
         weakened: the factor by which noise must be weaker to be caught, or None if none was.
         power: how surely it is then caught, at least.
         compared: pairs of neighbours, or draws from either of them.
-        seconds: CPU time, beside that of generated tables.
+        seconds: CPU time.
         stated, measured: privacy profiles: delta by epsilon, from above and from below.
         coverage: values by property of the declarations and parameters that were tried
             (`dpflow.core.contract.audit_cells`).
         not_followed: generated declarations with parameters of which nothing could be compared.
+        arithmetic: where noise takes its sensitivity from, as far as draws showed: ``of requests``, ``declared`` (and
+            tested), or ``own arithmetic`` (`dpflow.testing.moves`).
     """
 
     mechanism: str
@@ -124,6 +128,7 @@ class MechanismAudit:
     reason: str = ""
     coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
     not_followed: int = 0
+    arithmetic: Arithmetic = ORDER[-1]
 
     @property
     def verdict(self) -> str:
@@ -147,37 +152,51 @@ class MechanismAudit:
 
 
 def audit_mechanism(
-    mechanism: AnyMechanism, examples: Sequence[Example] = (), seconds: float = ENOUGH
+    mechanism: AnyMechanism,
+    examples: Sequence[Example] = (),
+    seconds: float = ENOUGH,
+    seed: int = 0,
 ) -> MechanismAudit:
     """Audit a mechanism on examples, or on the standard ones.
 
     Args:
         mechanism: an instance.
         examples: for a mechanism whose parameters have no standard names.
-        seconds: CPU time, about, beside that of generated tables; the exact method ends earlier. Below `ENOUGH`
-            fewer of these are looked at, too.
+        seconds: work, about as many seconds of CPU time, beside that of generated tables; the exact method ends
+            earlier. Below `ENOUGH` fewer of these are looked at, too.
+        seed: of all randomness. Work is counted (`dpflow.testing.work`), so all that is said follows from code,
+            arguments and seed, but for ``seconds``.
 
     Raises:
         InvalidInput: there are no standard examples, and none were given.
     """
+    begun = time.thread_time()
+    with count_work(mechanism, seed):
+        audit = _audit_by_work(mechanism, examples, seconds)
+    return replace(audit, seconds=time.thread_time() - begun)
+
+
+def _audit_by_work(
+    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+) -> MechanismAudit:
     examples = [add_computed_columns(mechanism, example) for example in examples]
     given = examples or examples_for(mechanism)
     if isinstance(plan_mechanism(mechanism, given[0].table, given[0].params)[1], Unprotected):
         return _state_nothing(mechanism, given[0])
     with spend_effort(harness.effort * min(1.0, seconds / ENOUGH)):
         generated = (
-            _check_generated(mechanism)
+            _check_generated(mechanism, given)
             if isinstance(mechanism, Mechanism)
             else _sweep_epsilons(mechanism, given)
         )
     if generated.reason:
         seconds = min(seconds, 2)  # for a profile: the verdict is known
-    begun = time.thread_time()
+    begun = spent()
     # Examples of the author's own come first: they say where the guarantee is tight.
     tiny = [] if any(one.form for one in examples) else tiny_examples(mechanism)
     replayed = _audit_replays(mechanism, given, seconds / 3)
     # Secret noise can only be followed exactly, which takes longer.
-    left = (seconds - (time.thread_time() - begun)) * (0.5 if replayed else 0.85)
+    left = (seconds - (spent() - begun)) * (0.5 if replayed else 0.85)
     followed = [_audit_exactly(mechanism, [*examples, *tiny], left), replayed]
     seen = [one for one in followed if one is not None]
     is_seen = any(one.refuted or one.weakened == FACTORS[0] for one in seen)
@@ -185,7 +204,7 @@ def audit_mechanism(
         seen.append(_audit_parts(mechanism, given, replayed, seconds / 6))
         is_seen = seen[-1].refuted or seen[-1].weakened == FACTORS[0]
     if not is_seen:
-        seen.append(_audit_draws(mechanism, given, seconds - (time.thread_time() - begun)))
+        seen.append(_audit_draws(mechanism, given, seconds - (spent() - begun)))
     # Whichever refutes, or sees the smaller mistake; results before what is seen on their way.
     best = min(
         seen,
@@ -200,8 +219,12 @@ def audit_mechanism(
         best = replace(best, refuted=True, reason=generated.reason, weakened=None, power=0.0)
     cells = [generated.cells, *_cells_of(mechanism, [*given, *tiny])]
     coverage = {name: sorted(values) for name, values in sorted(merge_cells(cells).items())}
-    seconds = time.thread_time() - begun
-    return replace(best, coverage=coverage, not_followed=generated.not_followed, seconds=seconds)
+    return replace(
+        best,
+        coverage=coverage,
+        not_followed=generated.not_followed,
+        arithmetic=generated.arithmetic,
+    )
 
 
 @dataclass(frozen=True)
@@ -211,19 +234,22 @@ class _Generated:
     reason: str = ""
     cells: Cells = field(default_factory=dict)
     not_followed: int = 0
+    arithmetic: Arithmetic = ORDER[-1]
 
 
-def _check_generated(mechanism: Mechanism[Any]) -> _Generated:
+def _check_generated(mechanism: Mechanism[Any], examples: Sequence[Example]) -> _Generated:
     """The checks of generated tables."""
     violation, coverage = find_violation(mechanism, harness.effort)
-    reason = "" if violation is None else str(violation)
+    moves = check_moves(mechanism, harness.effort, examples)
+    reason = moves.excess if violation is None else str(violation)
     for check in (structure_is_public, delta_covers_lone_units):
         try:
             if not reason:
                 check(mechanism)
         except NotConformant as refusal:
             reason = str(refusal)
-    return _Generated(reason, coverage.cells, coverage.not_followed)
+    arithmetic = moves.arithmetic or ORDER[-1]
+    return _Generated(reason, coverage.cells, coverage.not_followed, arithmetic)
 
 
 def _sweep_epsilons(
@@ -246,7 +272,8 @@ def _sweep_epsilons(
                     f"at epsilon {epsilon} under {relation}, its guarantee is refuted"
                 )
             cells.append(describe_cells(trial.table, params))
-    return _Generated(cells=merge_cells(cells))
+    moves = compare_session(mechanism, first.values())
+    return _Generated(moves.excess, merge_cells(cells), arithmetic=moves.arithmetic or ORDER[-1])
 
 
 def _holds_briefly(mechanism: InteractiveMechanism[Any, Any], example: Example) -> bool:
@@ -348,7 +375,7 @@ def _audit_replays(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> MechanismAudit | None:
     """Replayed runs; None where noise must stay secret."""
-    begun = time.thread_time()
+    begun = spent()
     best = replay_examples(mechanism, examples, seconds / 2)
     if best is None:
         return None
@@ -356,7 +383,7 @@ def _audit_replays(
     for factor in FACTORS if best.passed else ():
         # A loss grows with the factor at most, so the first ones cannot be seen.
         if best.delta or factor * best.share > 0.9:
-            left = begun + seconds - time.thread_time()
+            left = begun + seconds - spent()
             # Several runs that are chosen number by number show how surely the next ones refute.
             each = max(left, seconds / 4) / 2 if best.delta else seconds
             power = estimate_replay_power(replay_pair(mechanism, best, factor, each))
@@ -405,7 +432,7 @@ def _audit_draws(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> MechanismAudit:
     """The black-box method: the pair of neighbours that shows most is drawn from longest."""
-    begun = time.thread_time()
+    begun = spent()
     best: tuple[float, Example, int] | None = None
     # A third of the time chooses. Weak noise shows soonest which neighbours are far apart.
     with weaken_noise(FACTORS[3]):
@@ -421,13 +448,13 @@ def _audit_draws(
             share = found.lower_epsilon / epsilon
             if best is None or share > best[0]:
                 best = share, example, index
-            if time.thread_time() > begun + seconds / 2:
+            if spent() > begun + seconds / 2:
                 break
     assert best is not None
     _, example, index = best
     epsilon, delta = _guarantee_of(mechanism, example)
     a, b = _list_samplers(mechanism, example)[index]
-    left = max(begun + seconds - time.thread_time(), seconds / 4)
+    left = max(begun + seconds - spent(), seconds / 4)
     draws = affordable_draws(a, DRAWS, left / 4)
     audit = audit_pair(a, b, epsilon, delta, draws=draws, confidence=CONFIDENCE)
     refuted = not audit.passed and not audit_pair(a, b, epsilon, delta, draws=draws).passed

@@ -37,7 +37,7 @@ def list_features(result: Result) -> Features:
     """
     features: Features = {
         ("all",): digest_outcome(result),
-        ("order",): hash(tuple((row.key, row.measure) for row in result.rows)),
+        ("order",): repr([(row.key, row.measure) for row in result.rows]),
         ("rows",): len(result.rows),
     }
     occurrences: Counter[tuple[str, str]] = Counter()

@@ -23,7 +23,6 @@ that half of its noise alone would be seen.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,6 +36,7 @@ from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.replay import PartLosses, Run, StatedPart, draw_part_losses, follow_samplers
 from dpflow.testing.replay_audit import ROUNDING, estimate_hit, list_runs
 from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.work import spent
 
 #: Runs that choose a pair of neighbours, and that judge it.
 FEW, MOST = 4, 2000
@@ -78,23 +78,23 @@ def audit_parts(
         seconds: CPU time.
         factor: how much weaker all noise is than asked for.
     """
-    end, best = time.thread_time() + seconds, None
+    end, best = spent() + seconds, None
     usable = [one for one in examples if one.table.contribution_bounds.rows == 1]
     with follow_samplers(), suppress(_Unstated):
         for number, example in enumerate(usable):
-            until = time.thread_time() + (end - time.thread_time()) / (len(usable) - number)
+            until = spent() + (end - spent()) / (len(usable) - number)
             for runs in list_runs(mechanism, example):
                 with suppress(Unfollowed):
                     one = _judge_pair(mechanism, example, runs, FEW, until, factor)
                     if one is not None and (best is None or one.share > best[0].share):
                         best = one, runs
-                if time.thread_time() > until:
+                if spent() > until:
                     break
         if best is None:
             return None
         trial, runs = best
         # At least some runs, also on a busy machine: a share says little of how surely it is seen.
-        until = time.thread_time() + max(end - time.thread_time(), seconds / 4)
+        until = spent() + max(end - spent(), seconds / 4)
         return _judge_pair(mechanism, trial.example, runs, MOST, until, factor)
     return None
 
@@ -109,7 +109,7 @@ def _judge_pair(
 ) -> PartAudit | None:
     epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
     shares = list[float]()
-    while len(shares) < most and (not shares or time.thread_time() < until):
+    while len(shares) < most and (not shares or spent() < until):
         # Half of the runs look at improbable numbers: a pure part keeps its cost there, too.
         drawn = draw_part_losses(*runs, factor=factor, explores=len(shares) % 2 == 0)
         if drawn.parts and drawn.before > ROUNDING:

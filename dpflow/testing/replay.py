@@ -17,7 +17,6 @@ distributions that are close for each of their values are close.
 from __future__ import annotations
 
 import math
-import time
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -44,6 +43,7 @@ from dpflow.testing.replay_laws import (
     Wide,
 )
 from dpflow.testing.sampler_patches import REAL, replace_samplers
+from dpflow.testing.work import add_work, spent
 
 #: Makes what everybody sees, from the source that it is given.
 Run = Callable[[Source], Hashable]
@@ -141,6 +141,7 @@ class _Recording(_Follower):
 
     def follow(self, law: Any) -> Any:
         value = self._take(lambda: law.draw(self._fresh, self.explores))
+        add_work(1 + np.size(value) / 8)
         self.logs.append(law.log_mass(value))
         return value
 
@@ -165,6 +166,7 @@ class _Replaying(_Follower):
 
     def follow(self, law: Any) -> Any:
         value = self._next()
+        add_work(1 + np.size(value) / 8)
         try:
             self.logs.append(law.log_mass(value))
         except (TypeError, AttributeError):  # another kind of number
@@ -204,9 +206,9 @@ def draw_losses(
     Raises:
         Unfollowed: see the module.
     """
-    end, losses = time.thread_time() + seconds, list[float]()
+    end, losses = spent() + seconds, list[float]()
     with follow_samplers():
-        while len(losses) < most and (not losses or time.thread_time() < end):
+        while len(losses) < most and (not losses or spent() < end):
             losses.append(_draw_loss(first, second, Fraction(factor), explores))
     return np.array(losses)
 
@@ -220,7 +222,7 @@ def climb_losses(
     possible run, and its loss is exact; how often it comes is not said. The arguments are those of
     `draw_losses`; fewer runs are made if time is over, and then perhaps none.
     """
-    end, losses = time.thread_time() + seconds, list[float]()
+    end, losses = spent() + seconds, list[float]()
     with follow_samplers():
         while len(losses) < most:
             loss = _climb_loss(first, second, Fraction(factor), end)
@@ -235,7 +237,7 @@ def _climb_loss(first: Run, second: Run, factor: Fraction, end: float) -> float 
     while True:
         best: tuple[float, Any] | None = None
         for _ in range(TRIES):
-            if time.thread_time() > end:
+            if spent() > end:
                 return None
             recorded = _Recording(factor, True, given)
             parts = _split_loss(first, second, recorded)

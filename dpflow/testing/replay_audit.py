@@ -9,7 +9,6 @@ empirical Bernstein bound (Maurer, Pontil 2009) says how far a mean of so many r
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -34,6 +33,7 @@ from dpflow.testing.release_checks import list_pairs
 from dpflow.testing.replay import Run, climb_losses, draw_losses, follow_samplers
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
+from dpflow.testing.work import spent
 
 #: Runs that choose a pair of neighbours, and that judge it.
 FEW, MOST = 40, 20_000
@@ -98,15 +98,15 @@ def replay_examples(
 def _replay_examples(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> ReplayedRuns | None:
-    begun, best, most = time.thread_time(), None, -math.inf
+    begun, best, most = spent(), None, -math.inf
     candidates = [*_widen(mechanism, examples)]
     for number, example in enumerate(candidates):
         # Each example gets its part of what is left of the time that chooses.
-        left = begun + seconds / 2 - time.thread_time()
-        end = time.thread_time() + left / (len(candidates) - number)
+        left = begun + seconds / 2 - spent()
+        end = spent() + left / (len(candidates) - number)
         listed = list_runs(mechanism, example)
         for index, runs in enumerate(listed):
-            budget = (end - time.thread_time()) / (len(listed) - index)
+            budget = (end - spent()) / (len(listed) - index)
             if budget <= 0 and best is not None:
                 break
             with suppress(Unfollowed):
@@ -117,7 +117,7 @@ def _replay_examples(
                     best, most = trial, score
     if best is None:
         return None
-    return replay_pair(mechanism, best, 1, begun + seconds - time.thread_time())
+    return replay_pair(mechanism, best, 1, begun + seconds - spent())
 
 
 def replay_pair(

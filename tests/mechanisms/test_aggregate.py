@@ -20,11 +20,12 @@ import pytest
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.moments import Query
-from dpflow.core.toolbox.noise import gaussian_noise, group_sensitivity, laplace_noise, rho_for
+from dpflow.core.toolbox.noise import gaussian_noise, laplace_noise, rho_for
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
@@ -471,7 +472,7 @@ def test_gaussian_noise_has_the_epsilon_that_was_asked(epsilon: str, delta: str)
     dimension is below it.
     """
     rho = rho_for(Fraction(epsilon), Fraction(delta))
-    noise = gaussian_noise(group_sensitivity(tiny_table("add-remove", 1), None, None, 0, 1, 3), rho)
+    noise = gaussian_noise(Sensitivity(3, 9), rho)
     found = noise.event.epsilon_at(Fraction(delta))
     assert found is not None
     assert 0.998 * float(epsilon) <= found <= Fraction(epsilon) * (1 + Fraction(1, 10**6))
@@ -491,7 +492,7 @@ def test_half_widths_hold(size: int, failure: float) -> None:
     """The tail beyond a half-width is at most the failure, exactly, and one step less would not do
     by much.
     """
-    far = group_sensitivity(tiny_table("add-remove", 1), None, None, 0, size, 1)
+    far = Sensitivity(size, size**2)
     for noise in (laplace_noise(far, Fraction(1, 2)), gaussian_noise(far, Fraction(1, 50))):
         event, width = noise.event, noise.half_width(failure)
         law = (

@@ -15,13 +15,14 @@ import pytest
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import UnitSizes
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.contribution_profile import (
     ContributionProfile,
     SizeHistogram,
     size_bins,
 )
-from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
+from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import PlanRefused, UnknownName

@@ -16,7 +16,8 @@ import pytest
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Sets
-from dpflow.core.toolbox.noise import Sensitivity, gaussian_noise, rho_for
+from dpflow.core.contract.sensitivity import KeySensitivity, Sensitivity
+from dpflow.core.toolbox.noise import gaussian_noise, rho_for
 from dpflow.errors import InvalidInput
 from dpflow.mechanisms import key_union
 from dpflow.mechanisms.key_union import KeyUnion, Round, add_weights, key_weight
@@ -124,7 +125,9 @@ def test_no_lone_unit_shows_a_key_more_often_than_delta(groups: int) -> None:
     """
     epsilon, delta = Fraction(1), Fraction(1, 10**4)
     for one, share in zip(
-        key_union.split_rounds(1, groups, epsilon, delta), key_union.SHARES, strict=True
+        key_union.split_rounds(KeySensitivity(groups, 1), epsilon, delta),
+        key_union.SHARES,
+        strict=True,
     ):
         event: Any = one.noise.event
         normal = NormalDist(0, float(event.sigma2) ** 0.5)

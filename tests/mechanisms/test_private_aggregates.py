@@ -271,7 +271,11 @@ def test_a_selection_of_its_own_would_cost_more_than_it_saves() -> None:
         (what, threshold), counts = selection_threshold(params, table, release), release.amounts[0]
         assert what == ("units", "") == release.query.moments[0]
         own = SelectionRule.lowest_threshold(
-            table, "k", 1, counts * 2 / 3, params.delta, law="laplace"
+            table.sensitivity(release.query.data_request()),
+            "units",
+            counts * 2 / 3,
+            params.delta,
+            law="laplace",
         )
         assert own.threshold > threshold
 

@@ -34,6 +34,7 @@ from dpflow.core.contract.contribution import (
     MaxContributions,
     RequestedBounds,
 )
+from dpflow.core.contract.sensitivity import HasSensitivity, S_co
 from dpflow.core.contract.server_source import ServerSource, find_kind, read_source
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import PlanRefused, UnknownName
@@ -425,6 +426,10 @@ class Table(Strict):
         if trusted := self.source and self.source.trust_text:
             but += f", trusting {trusted}"
         return f"all rows of one {self.privacy_unit.column}{where}{also} ({self.neighbours}{but})"
+
+    def sensitivity(self, request: HasSensitivity[S_co]) -> S_co:
+        """How far one unit moves the answer to a request."""
+        return request.sensitivity(self)
 
     @property
     def has_public_size(self) -> bool:

@@ -18,6 +18,17 @@ from typing import Any, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.contribution import GroupBounds
+from dpflow.core.contract.sensitivity import (
+    Declared,
+    EntrySensitivity,
+    GroupedSensitivity,
+    KeySensitivity,
+    RowSensitivity,
+    Sensitivity,
+    sides_of,
+)
+
 #: One group's rows: a column name to an array of its values.
 Rows = Mapping[str, Any]
 
@@ -56,6 +67,18 @@ class GroupedSums:
     squares: tuple[tuple[str, int, int], ...] = ()
     rows: int | None = None
 
+    def sensitivity(self, table: Declared) -> GroupedSensitivity:
+        """How far one unit moves each moment over all groups."""
+        terms: dict[tuple[str, str], tuple[int, int]] = {}
+        for name, centre in self.values:
+            low, high = table.bounded_column(name).grid_bounds()
+            terms["sum", name] = low - centre, high - centre
+        for name, centre, half in self.squares:
+            low, high = table.bounded_column(name).grid_bounds()
+            terms["square", name] = -half, max(high - centre, centre - low, 1) ** 2 - half
+        size = 1 if self.by is None else None if self.keys is None else len(self.keys)
+        return GroupedSensitivity(_bounds_of(self), size, sides_of(table) == 2, terms)
+
 
 @dataclass(frozen=True)
 class CountedSums(GroupedSums):
@@ -85,6 +108,10 @@ class SortedValues:
     groups: int = 1
     rows: int | None = None
 
+    def sensitivity(self, table: Declared) -> RowSensitivity:
+        """How far one unit moves numbers of rows, by group or by value."""
+        return RowSensitivity.of_groups(_bounds_of(self), len(self.keys), sides_of(table) == 2)
+
 
 @dataclass(frozen=True)
 class GroupValues:
@@ -104,6 +131,10 @@ class GroupValues:
     columns: tuple[str, ...]
     count_units: bool = False
 
+    def sensitivity(self, table: Declared) -> EntrySensitivity:
+        """How many groups one unit changes: its own, and that of the unit that takes its place."""
+        return EntrySensitivity(min(self.groups, sides_of(table)))
+
 
 @dataclass(frozen=True)
 class UnitScores:
@@ -114,6 +145,10 @@ class UnitScores:
     """
 
     columns: tuple[str, ...]
+
+    def sensitivity(self, table: Declared) -> EntrySensitivity:
+        """One score comes, goes or becomes another."""
+        return EntrySensitivity(1)
 
 
 @dataclass(frozen=True)
@@ -136,6 +171,10 @@ class GroupMoments:
     columns: tuple[str, ...]
     measures: tuple[str, ...]
 
+    def sensitivity(self, table: Declared) -> EntrySensitivity:
+        """How many groups one unit changes: its own, and that of the unit that takes its place."""
+        return EntrySensitivity(min(self.groups, sides_of(table)))
+
 
 @dataclass(frozen=True)
 class GroupEstimates:
@@ -149,6 +188,10 @@ class GroupEstimates:
 
     groups: int
     sql: str
+
+    def sensitivity(self, table: Declared) -> EntrySensitivity:
+        """How many groups one unit changes: its own, and that of the unit that takes its place."""
+        return EntrySensitivity(min(self.groups, sides_of(table)))
 
 
 @dataclass(frozen=True)
@@ -168,6 +211,11 @@ class Records:
     columns: tuple[str, ...]
     rows: int
     known: bool = False
+
+    def sensitivity(self, table: Declared) -> RowSensitivity:
+        """How far one unit moves the number of rows, and numbers of rows in cells."""
+        bounds = GroupBounds(1, self.rows, self.rows)
+        return RowSensitivity.of_groups(bounds, 1, sides_of(table) == 2)
 
 
 @dataclass(frozen=True)
@@ -194,6 +242,10 @@ class UnboundedValues:
     rows_per_group: int = 1
     rows: int | None = None
 
+    def sensitivity(self, table: Declared) -> RowSensitivity:
+        """How far one unit moves numbers of rows, by group or by value."""
+        return RowSensitivity.of_groups(_bounds_of(self), len(self.keys), sides_of(table) == 2)
+
 
 @dataclass(frozen=True)
 class KeySets:
@@ -207,6 +259,10 @@ class KeySets:
     by: str
     groups: int = 1
 
+    def sensitivity(self, table: Declared) -> KeySensitivity:
+        """How far one unit moves numbers of units, or weights, by key."""
+        return KeySensitivity(self.groups, sides_of(table))
+
 
 @dataclass(frozen=True)
 class UnitSizes:
@@ -219,6 +275,11 @@ class UnitSizes:
     """
 
     groupings: tuple[str, ...] = ()
+
+    def sensitivity(self, table: Declared) -> Sensitivity:
+        """How far one unit moves the numbers of units by size, of all lists together."""
+        moved = (len(self.groupings) + 1) * sides_of(table)
+        return Sensitivity(moved, moved, sides_of(table), is_proven=True)
 
 
 def group_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | None:
@@ -234,6 +295,13 @@ def row_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | No
     groups = 1 if request.by is None else group_limit(request) or len(request.keys or ())
     most = groups * request.rows_per_group
     return None if request.rows is None or request.rows >= most else request.rows
+
+
+def _bounds_of(request: GroupedSums | SortedValues | UnboundedValues) -> GroupBounds:
+    """Contributions of one unit, as they are enforced."""
+    rows = request.rows or request.groups * request.rows_per_group
+    groups = 1 if request.by is None else request.groups
+    return GroupBounds.combine(groups, request.rows_per_group, rows)
 
 
 DataRequest = (
@@ -269,37 +337,6 @@ class Groups:
         if what in ("rows", "units"):
             return self.rows if what == "rows" else self.units
         return {"values": self.counts, "sum": self.sums, "square": self.squares}[what][column]
-
-
-def spread_groups(
-    request: GroupedSums,
-    keys: tuple[str, ...],
-    codes: NDArray[np.int64],
-    columns: Mapping[str, NDArray[np.int64]],
-) -> Groups:
-    """The answer with an entry for every key, 0 where no rows are.
-
-    Args:
-        codes: places in ``keys`` of the groups that have rows.
-        columns: their ``row_count`` and ``unit_count``, and of each value, then of each square, the
-            sum and the number of values: ``s0`` and ``c0``, ``s1`` and ``c1``, and so on.
-    """
-
-    def spread_column(name: str) -> NDArray[np.int64]:
-        whole = np.zeros(len(keys), dtype=np.int64)
-        whole[codes] = columns[name]
-        return whole
-
-    names = [name for name, *_ in request.values]
-    squares = [name for name, *_ in request.squares]
-    return Groups(
-        keys,
-        spread_column("row_count"),
-        spread_column("unit_count"),
-        {name: spread_column(f"s{i}") for i, name in enumerate(names)},
-        {name: spread_column(f"c{i}") for i, name in enumerate(names)},
-        {name: spread_column(f"s{i}") for i, name in enumerate(squares, len(names))},
-    )
 
 
 @dataclass(frozen=True)

@@ -35,8 +35,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.results import NOT_NEGATIVE, ValueRange
+from dpflow.core.contract.sensitivity import GroupedSensitivity, Sensitivity
 from dpflow.core.contract.strict_models import Exact
-from dpflow.core.toolbox.noise import Sensitivity, group_sensitivity
 
 Floats = NDArray[np.float64]
 Moment = tuple[str, str]  #: what is added up, and of which column ("" where none is needed)
@@ -172,17 +172,11 @@ class Query:
 
     def sensitivity(self, moment: Moment) -> Sensitivity:
         """How far one unit moves a moment over all groups."""
-        what, name = moment
-        low, high = self.columns[name].term_range(what) if what in ("sum", "square") else (0, 1)
-        most = 1 if what == "units" else self.table.bounds_for(self.by).rows_per_group
-        return group_sensitivity(
-            self.table,
-            self.by,
-            None if self.group_keys is None else len(self.group_keys),
-            low,
-            high,
-            most,
-        )
+        return self._moved.moment(*moment)
+
+    @cached_property
+    def _moved(self) -> GroupedSensitivity:
+        return self.table.sensitivity(self.data_request())
 
     def data_request(self) -> GroupedSums:
         """All moments in one scan."""

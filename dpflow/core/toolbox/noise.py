@@ -1,7 +1,6 @@
 """Integer noise for integer statistics: sensitivity, law, guarantee and tail, in one place.
 
-`group_sensitivity` says how far one unit moves a vector of sums, in L1 and in L2. `Noise` is a law
-fitted to that reach:
+`Noise` is a law fitted to how far one unit moves a vector (`Table.sensitivity`):
 
 - discrete Laplace of scale D1/epsilon: epsilon-DP (Ghosh, Roughgarden, Sundararajan 2009), by L1;
 - discrete Gaussian of variance D2^2/(2 rho): rho-zCDP in any dimension (Canonne, Kamath, Steinke 2020), by L2.
@@ -15,15 +14,14 @@ Laplace noise that never exceeds a bound: (epsilon, delta)-DP, and what makes ke
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist
 
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
-from dpflow.core.contract.contribution import GroupBounds
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.noisy_values import Exact, add_gaussian, add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE
@@ -33,91 +31,13 @@ FAILURE = 0.05  #: an error bound holds with probability 1 - FAILURE
 
 
 @dataclass(frozen=True)
-class Sensitivity:
-    """How far one unit moves a vector of integers: its L1 sensitivity, and the square of its L2
-    sensitivity.
-    """
-
-    l1: int
-    l2_squared: int
-
-    def noise_norm(self, power: int) -> float:
-        """The sensitivity that Laplace (1) or Gaussian (2) noise follows."""
-        return float(self.l1) if power == 1 else math.sqrt(self.l2_squared)
-
-
-def group_sensitivity(
-    table: Table, by: str | None, keys: int | None, low: int, high: int, most: int
-) -> Sensitivity:
-    """Reach of per-group sums of terms from [low, high], of which a unit brings at most ``most`` to
-    a group.
-
-    A unit brings a_i <= m terms to group i and C of them in all (`GroupBounds`). Add-remove: sums
-    move by at most a_i max(|low|, |high|). Both norms are largest where a fills floor(C/m) groups
-    and has the rest in one more.
-
-    Replace: it also takes b_i terms away. With [l, h] the range with 0, p the larger and q the
-    smaller of |l| and h, group i moves by at most p max(a_i, b_i) + q min(a_i, b_i). L1 is largest
-    with the least overlap: of K public keys floor(K/2) have mostly a's terms and the rest b's. The
-    square is convex in a and in b, hence largest at two vectors of that form.
-
-    Args:
-        table: contribution bounds and neighbours.
-        by: the grouping column, or None for one group.
-        keys: how many public keys there are; None for private ones.
-        low, high: ends of a term; a term may be missing, which counts as 0.
-        most: terms of one unit in one group.
-    """
-    peak, minor = max(abs(low), abs(high)), min(max(high, 0), max(-low, 0))
-    size = 1 if by is None else keys
-    bounds = table.bounds_for(by).narrow(size)
-    # Who counts more terms than rows has no use for the bound on all rows.
-    more = GroupBounds(bounds.groups, most, bounds.groups * most)
-    bounds = more if most > bounds.rows_per_group else bounds.narrow(size, most)
-    if table.neighbours == "add-remove":
-        return Sensitivity(bounds.rows * peak, bounds.squares * peak**2)
-    apart = 2 * bounds.rows
-    if size is not None:
-        room = (size // 2, size - size // 2)
-        apart = sum(min(bounds.rows, keys * bounds.rows_per_group) for keys in room)
-    return Sensitivity(
-        peak * apart + minor * (2 * bounds.rows - apart),
-        _replaced_squares(bounds, size, peak, minor),
-    )
-
-
-def _replaced_squares(bounds: GroupBounds, size: int | None, peak: int, minor: int) -> int:
-    """The largest sum of (p max(a_i, b_i) + q min(a_i, b_i))^2 over two units' numbers of terms, each
-    of full groups and one with the rest, for every way in which the rests can meet.
-    """
-    most = bounds.rows_per_group
-    full, rest = divmod(bounds.rows, most)
-    width, single = (peak + minor) * most, peak * most
-    # What the rests add, how many full groups of either side they meet, and further groups they take.
-    rests = [((peak + minor) ** 2 * rest**2, 0, 0, 1)]
-    mixed, alone = (single + minor * rest) ** 2, (peak * rest) ** 2
-    for ours in (0, 1):
-        for theirs in (0, 1):
-            met = ours + theirs
-            rests.append((met * mixed + (2 - met) * alone, ours, theirs, 2 - met))
-    totals = []
-    for added, ours, theirs, further in rests if rest else [(0, 0, 0, 0)]:
-        # Groups that both fill: at least as many as have no room elsewhere.
-        shared = 0 if size is None else max(0, 2 * full + further - size)
-        largest = full - max(ours, theirs)
-        if shared <= largest:
-            totals += [
-                added + both * width**2 + (2 * (full - both) - ours - theirs) * single**2
-                for both in (shared, largest)
-            ]
-    return max(totals)
-
-
-@dataclass(frozen=True)
 class Noise:
-    """Noise on every coordinate of an integer vector; ``event`` is its guarantee and names its law."""
+    """Noise on every coordinate of an integer vector; ``event`` is its guarantee and names its law, ``moved`` what it
+    was fitted to.
+    """
 
     event: DiscreteLaplace | DiscreteGaussian
+    moved: Sensitivity | None = field(default=None, compare=False)
 
     def add_noise(self, exact: Exact, source: Source) -> Exact:
         """The noisy vector, or the noisy integer. Statistics stay below 2^62 by plan and the samplers' noise does too:
@@ -126,6 +46,12 @@ class Noise:
         if isinstance(self.event, DiscreteLaplace):
             return add_laplace(exact, self.event.scale, source)
         return add_gaussian(exact, self.event.sigma2, source)
+
+    @property
+    def scale(self) -> Fraction:
+        """Of Laplace noise."""
+        assert isinstance(self.event, DiscreteLaplace)
+        return self.event.scale
 
     def half_width(self, failure: float = FAILURE) -> int:
         """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a guarantee."""
@@ -160,20 +86,20 @@ class Noise:
         return math.ceil(best)
 
 
-def laplace_noise(reach: Sensitivity, epsilon: Fraction) -> Noise:
-    """Noise that makes a vector of this reach epsilon-DP."""
-    return Noise(DiscreteLaplace(scale_for(reach.l1, epsilon), max(reach.l1, 1)))
+def laplace_noise(moved: Sensitivity, epsilon: Fraction) -> Noise:
+    """Noise that makes a vector of this sensitivity epsilon-DP."""
+    return Noise(DiscreteLaplace(scale_for(moved.l1, epsilon), max(moved.l1, 1)), moved)
 
 
-def gaussian_noise(reach: Sensitivity, rho: Fraction) -> Noise:
-    """Noise that makes a vector of this reach rho-zCDP, up to one part in 10^12."""
+def gaussian_noise(moved: Sensitivity, rho: Fraction) -> Noise:
+    """Noise that makes a vector of this sensitivity rho-zCDP, up to one part in 10^12."""
     # A column with one possible value moves by nothing, and noise needs a scale all the same.
-    squared = max(reach.l2_squared, 1)
+    squared = max(moved.l2_squared, 1)
     sigma2 = squared / (2 * rho)
     if sigma2 > MAX_SCALE**2:
         raise _too_wide()
     sensitivity = Fraction(math.isqrt(squared * 10**24 - 1) + 1, 10**12)  # the root, rounded up
-    return Noise(DiscreteGaussian(sigma2, sensitivity))
+    return Noise(DiscreteGaussian(sigma2, sensitivity), moved)
 
 
 @lru_cache(maxsize=1024)

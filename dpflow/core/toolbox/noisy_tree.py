@@ -28,8 +28,8 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.noise import Noise
 
 Ints = NDArray[np.int64]
 #: Stands for an edge of which nothing is known yet.
@@ -62,7 +62,7 @@ class PrefixCounts:
 
 
 def draw_prefix_counts(
-    counts: Ints, branches: int, levels: int, scale: Fraction, rows: int | None, source: Source
+    counts: Ints, branches: int, levels: int, noise: Noise, rows: int | None, source: Source
 ) -> PrefixCounts:
     """Noisy prefix counts of K cells.
 
@@ -70,7 +70,7 @@ def draw_prefix_counts(
         counts: exact, in the order of the cells.
         branches: runs that a run is divided into, 2 at least, with branches^levels >= K.
         levels: from 1.
-        scale: of every noise.
+        noise: of every count.
         rows: the sum of the counts if it is public, else None.
         source: where the randomness comes from.
     """
@@ -90,7 +90,7 @@ def draw_prefix_counts(
         # A run that is not divided has been counted already, but for the first level.
         divided = [run for run in edges if len(run) > 2 or level == 0]
         exact = np.concatenate([np.diff(sums[run]) for run in divided] or [sums[:0]])
-        noisy = add_laplace(exact, scale, source)
+        noisy = noise.add_noise(exact, source)
         at = 0
         for run in divided:
             parts = noisy[at : at + len(run) - 1]

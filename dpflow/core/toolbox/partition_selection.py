@@ -34,15 +34,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.sensitivity import GroupedSensitivity
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import truncated_laplace
 from dpflow.core.toolbox.noise import (
     FAILURE,
     Noise,
-    Sensitivity,
     gaussian_noise,
-    group_sensitivity,
     laplace_noise,
     rho_for,
     scale_for,
@@ -76,31 +74,27 @@ class SelectionRule:
     @classmethod
     def lowest_threshold(
         cls,
-        table: Table,
-        by: str,
-        most: int,
+        moved: GroupedSensitivity,
+        of: str,
         epsilon: Fraction,
         delta: Fraction,
         law: Law | None = None,
     ) -> SelectionRule:
-        """The (epsilon, delta)-DP rule with the lowest threshold for counts of which a unit brings
-        ``most`` to a key.
+        """The (epsilon, delta)-DP rule with the lowest threshold for counts of rows or units by private key.
 
         With ``law`` only rules of this noise; Gaussian noise then states its zCDP, which some
         filters charge less for.
         """
-        moved, groups = group_sensitivity(table, by, None, 0, 1, most), table.bounds_for(by).groups
+        groups = moved.bounds.groups
         rules = (
-            []
-            if law == "gaussian"
-            else cls._laplace_rules(table, moved, groups, most, Approximate(epsilon, delta))
+            [] if law == "gaussian" else cls._laplace_rules(moved, of, Approximate(epsilon, delta))
         )
         # Gaussian noise pays where a unit reaches many keys, so it is not tried with one.
         if law == "gaussian" or (law is None and groups > 1):
             try:
                 rho = rho_for(epsilon, delta / 2)
                 event = Approximate(epsilon, delta) if law is None else ZCDP(rho, delta / 2)
-                rules.append(cls._gaussian_rule(moved, groups, most, event, rho, delta / 2))
+                rules.append(cls._gaussian_rule(moved, of, event, rho, delta / 2))
             # A cost can be too small for this noise.
             except PlanRefused:
                 if not rules:
@@ -109,27 +103,26 @@ class SelectionRule:
 
     @classmethod
     def _laplace_rules(
-        cls, table: Table, moved: Sensitivity, groups: int, most: int, event: Approximate
+        cls, moved: GroupedSensitivity, of: str, event: Approximate
     ) -> list[SelectionRule]:
-        scale = scale_for(moved.l1, event.epsilon)
-        noise = laplace_noise(moved, event.epsilon)
-        changed = groups * (2 if table.neighbours == "replace" else 1)
-        bound = truncation_bound(scale, most, event.delta / changed)
-        tail = tail_above(scale, event.delta / groups)
+        noise, most = laplace_noise(moved.moment(of), event.epsilon), moved.most(of)
+        scale = scale_for(moved.moment(of).l1, event.epsilon)
+        bound = truncation_bound(scale, most, event.delta / moved.changed)
+        tail = tail_above(scale, event.delta / moved.bounds.groups)
         return [cls(event, noise, bound + 1, bound), cls(event, noise, most + tail)]
 
     @classmethod
     def _gaussian_rule(
         cls,
-        moved: Sensitivity,
-        groups: int,
-        most: int,
+        moved: GroupedSensitivity,
+        of: str,
         event: Approximate | ZCDP,
         rho: Fraction,
         half: Fraction,
     ) -> SelectionRule:
-        tail = gaussian_above(moved.l2_squared / (2 * rho), half / groups)
-        return cls(event, gaussian_noise(moved, rho), most + tail)
+        counts = moved.moment(of)
+        tail = gaussian_above(counts.l2_squared / (2 * rho), half / moved.bounds.groups)
+        return cls(event, gaussian_noise(counts, rho), moved.most(of) + tail)
 
     def draw_counts(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
         """Noisy counts; those below the threshold must not leave."""

@@ -21,12 +21,12 @@ from math import sqrt
 from typing import Any, Protocol
 
 from dpflow.core.accounting.events import DiscreteLaplace
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
 from dpflow.core.toolbox.mean_test import comparison_half_width
 from dpflow.core.toolbox.noise import (
     Noise,
-    Sensitivity,
     gaussian_noise,
     half_width,
     scale_for,

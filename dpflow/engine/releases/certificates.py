@@ -48,6 +48,8 @@ COVERS = (
 )
 #: The verdict of an audit that may be certified.
 PASSED = "not refuted"
+#: Of a mechanism that calls samplers at scales which it computes itself: certified by name alone.
+OWN_ARITHMETIC = "own arithmetic"
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,8 @@ class MechanismCertificate:
         verdict: `PASSED`, or the certificate certifies nothing.
         coverage: properties of the declarations and parameters that the audit tried; no other plan is
             certified (`dpflow.core.contract.audit_cells`).
+        arithmetic: where the mechanism's noise takes its sensitivity from, as far as draws showed: ``of requests``,
+            ``declared`` (and tested), or ``own arithmetic``.
         covers: which code it compares, and which it does not, in words.
     """
 
@@ -82,6 +86,7 @@ class MechanismCertificate:
     power: float
     verdict: str
     coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    arithmetic: str = OWN_ARITHMETIC
     covers: str = COVERS
 
     @classmethod

@@ -18,7 +18,6 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_piece
-from dpflow.core.toolbox.noise import group_sensitivity
 
 
 class SumParams(Params):
@@ -41,10 +40,7 @@ class SoundSum(Mechanism[SumParams]):
 
     def reach(self, params: SumParams, table: Table) -> int:
         """How far one unit moves all sums together."""
-        low, high = table.bounded_column(params.column).grid_bounds()
-        keys = None if params.by is None else len(table.public_keys(params.by))
-        rows = table.bounds_for(params.by).rows_per_group
-        return group_sensitivity(table, params.by, keys, low, high, rows).l1
+        return table.sensitivity(self.data_request(params, table)).sum(params.column).l1
 
     def event(self, params: SumParams, table: Table) -> Event:
         """Discrete Laplace noise at the claimed sensitivity."""

@@ -250,9 +250,8 @@ class DeltaForOneKey(PrivateHistogram):
         groups = table.bounds_for(params.by).groups
         generous = params.delta * groups * (2 if table.neighbours == "replace" else 1)
         wide = SelectionRule.lowest_threshold(
-            table,
-            params.by,
-            self._count_bound(params, table),
+            table.sensitivity(self.data_request(params, table)),
+            params.of,
             params.epsilon,
             min(generous, Fraction(1, 2)),
             None if params.noise == "auto" else params.noise,

@@ -7,8 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.toolbox import noisy_tree
+from dpflow.core.toolbox import noise
+from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.core.toolbox.noisy_tree import draw_prefix_counts, sum_half_width
 
 SHAPES = [(1, 2, 1), (2, 2, 1), (7, 7, 1), (8, 2, 3), (11, 4, 2), (9, 3, 2), (20, 3, 3)]
@@ -31,11 +33,16 @@ def test_each_prefix_is_exact_but_for_its_noises(
         levels_moved.append(int(exact.sum()))
         return np.asarray(exact + noise)
 
-    monkeypatch.setattr(noisy_tree, "add_laplace", add_powers)
+    monkeypatch.setattr(noise, "add_laplace", add_powers)
     counts = np.arange(cells, dtype=np.int64) % 4
     rows = int(counts.sum())
     found = draw_prefix_counts(
-        counts, branches, levels, Fraction(1), rows if public else None, SystemSource()
+        counts,
+        branches,
+        levels,
+        laplace_noise(Sensitivity(1, 1), Fraction(1)),
+        rows if public else None,
+        SystemSource(),
     )
     assert len(drawn) < 39  # the largest power fits into 64 bits
     # No row is counted twice on a level: that is the sensitivity.

@@ -11,6 +11,8 @@ import pytest
 
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.sensitivity import GroupedSensitivity
 from dpflow.core.toolbox.partition_selection import (
     SelectionRule,
     gaussian_above,
@@ -104,9 +106,9 @@ def test_gaussian_thresholds_hold_and_are_tight(sigma2: Fraction, failure: Fract
     assert t <= 3 or math.fsum(p for x, p in law.items() if x >= t - 3) > float(failure)
 
 
-def _table(groups: int) -> Table:
+def _moved(groups: int) -> GroupedSensitivity:
     limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
-    return Table.model_validate(
+    table = Table.model_validate(
         {
             "name": "t",
             "database": "t",
@@ -115,6 +117,7 @@ def _table(groups: int) -> Table:
             "columns": {"user": {}, "word": {}},
         }
     )
+    return table.sensitivity(GroupedSums("word", None, groups))
 
 
 def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
@@ -123,13 +126,12 @@ def test_the_rule_with_the_lowest_threshold_is_taken() -> None:
     """
     price = Fraction(1), Fraction(1, 10**6)
     assert (
-        SelectionRule.lowest_threshold(_table(1), "word", 1, *price).noise_name
-        == "truncated Laplace"
+        SelectionRule.lowest_threshold(_moved(1), "rows", *price).noise_name == "truncated Laplace"
     )
     for groups, name in ((1, "truncated Laplace"), (2, "truncated Laplace"), (20, "Gaussian")):
-        best = SelectionRule.lowest_threshold(_table(groups), "word", 1, *price)
+        best = SelectionRule.lowest_threshold(_moved(groups), "rows", *price)
         forms = [
-            SelectionRule.lowest_threshold(_table(groups), "word", 1, *price, law)
+            SelectionRule.lowest_threshold(_moved(groups), "rows", *price, law)
             for law in ("laplace", "gaussian")
         ]
         assert best.noise_name == name
@@ -144,6 +146,6 @@ def test_a_price_too_small_for_gaussian_noise_takes_another() -> None:
     assert (
         "Laplace"
         in SelectionRule.lowest_threshold(
-            _table(20), "word", 1, Fraction(1, 10**9), Fraction(1, 10**6)
+            _moved(20), "rows", Fraction(1, 10**9), Fraction(1, 10**6)
         ).noise_name
     )

@@ -335,6 +335,17 @@ def test_an_owner_signs_what_a_distribution_ships(
         release(planned(tiny, "sum", column="age"), ledger)
 
 
+def test_arithmetic_of_its_own_is_accepted_by_name_alone(
+    tiny: Tiny, ledger: Ledger, shipped: Path
+) -> None:
+    own = describe("sum", arithmetic="own arithmetic")
+    shipped.write_text(write_audits([describe("count"), own]))
+    done = run(tiny, "certify", "--accept")
+    assert done.exit_code == 0 and "1 signed" in done.stdout
+    assert "accepted only by name: dpflow certify sum --accept" in done.stderr
+    assert "sensitivities: own arithmetic" in run(tiny, "certify", "sum", "--accept").stdout
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [

@@ -13,8 +13,9 @@ import dpflow
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram, size_bins
-from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
+from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.engine import RunIdentity, fail_closed, make_plan, release
 from dpflow.engine.releases import execute
 from dpflow.engine.releases.choose_bounds import (

@@ -12,6 +12,7 @@ import pytest
 from orders_world import World
 
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.toolbox.contribution_profile import (
     ContributionProfile,
     JointHistogram,
@@ -19,7 +20,7 @@ from dpflow.core.toolbox.contribution_profile import (
     SizeHistogram,
     size_bins,
 )
-from dpflow.core.toolbox.noise import Sensitivity, laplace_noise
+from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.engine import fail_closed
 from dpflow.engine.releases.profiled_groups import find_histogram
 from dpflow.errors import UnknownName

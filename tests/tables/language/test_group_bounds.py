@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import TOUCHED
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.tables import declare_groups
 
@@ -190,11 +191,14 @@ def test_a_wrong_limit_is_a_sentence(column: dict[str, Any], message: str) -> No
 
 def test_counts_of_rows_cost_nothing_more_for_undeclared_groups() -> None:
     """A unit of at most R rows moves counts by R, in however many groups they are."""
-    from dpflow.core.toolbox.noise import group_sensitivity
-
     one = declare({"k": {"groups": 1}}, rows=7)
     many = declare({"k": {}}, rows=7)
     assert many.bounds_for("k") == (7, 7, 7) and one.bounds_for("k") == (1, 7, 7)
     for keys in (3, 20, None):
-        moves = [group_sensitivity(table, "k", keys, -3, 5, 7) for table in (one, many)]
+        listed = keys and tuple(map(str, range(keys)))
+        requests = [
+            GroupedSums("k", listed, groups, per_group, rows=rows)
+            for groups, per_group, rows in (one.bounds_for("k"), many.bounds_for("k"))
+        ]
+        moves = [one.sensitivity(request).rows for request in requests]
         assert moves[0] == moves[1]

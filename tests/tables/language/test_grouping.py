@@ -19,7 +19,6 @@ from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table, combine_keys
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
-from dpflow.core.toolbox.noise import group_sensitivity
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables import declare_groups
 from dpflow.tables.access import sql
@@ -256,7 +255,9 @@ def test_one_unit_moves_combined_keys_by_its_bounds(tmp_path: Path, groups: int,
             "columns": {"k, l": {"parts": ["k", "l"]}, "k": {}, "l": {}},
         }
     )
-    assert moved == group_sensitivity(table, "k, l", 4, 0, 1, rows).l1 == groups * rows
+    keys = tuple("abcd")
+    request = GroupedSums("k, l", keys, groups, rows, rows=3)
+    assert moved == table.sensitivity(request).rows.l1 == groups * rows
 
 
 def test_bounds_of_single_columns_would_not_do(tmp_path: Path) -> None:

@@ -24,13 +24,13 @@ from dpflow.core.contract.requests import (
     ValueCounts,
     group_limit,
     row_limit,
-    spread_groups,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access.arithmetic import MAX_ROWS, SPARK, choose, coalesce, least
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.contract import require_blocks
+from dpflow.tables.backends.grouped_answers import spread_groups
 from dpflow.tables.backends.spark_backend.hash_bounding import (
     SummedColumn,
     UnitBounds,

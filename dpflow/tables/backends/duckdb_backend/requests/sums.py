@@ -12,7 +12,6 @@ from dpflow.core.contract.requests import (
     Groups,
     group_limit,
     row_limit,
-    spread_groups,
 )
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB
@@ -21,6 +20,7 @@ from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BITS, NumberedColumn
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import KEY_BITS, Truncation, Value
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
+from dpflow.tables.backends.grouped_answers import spread_groups
 
 #: Of private keys that are whole numbers: the most places in all arrays of sums together, one for
 #: each number between the least and the largest key, beyond 2^CODE_BITS an array.

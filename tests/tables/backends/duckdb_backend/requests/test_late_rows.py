@@ -10,7 +10,6 @@ import pytest
 from cached_tables import again, write
 
 from dpflow.core.contract.requests import GroupedSums
-from dpflow.core.toolbox.noise import group_sensitivity
 
 #: Rows of one unit in one block that count, and the largest value.
 MOST, PEAK = 2, 10
@@ -56,7 +55,7 @@ def test_late_rows_stay_within_the_sensitivity(make: Any, mode: str, days: int, 
     once = release_history(make, mode, {0}, days, every)
     everywhere = release_history(make, mode, set(range(days)), days, every)
     declared = make("CREATE TABLE data (u INTEGER)", contribution_bounds={"rows": MOST})
-    claimed = group_sensitivity(declared.declaration, None, None, 0, PEAK, MOST).l1
+    claimed = declared.declaration.sensitivity(REQUEST).sum("v").l1
     shifts = [a - b for a, b in zip(once, without, strict=True)]
     assert max(map(abs, shifts)) <= claimed == MOST * PEAK
     # Sealed after its first day the block keeps the one row that was there.
