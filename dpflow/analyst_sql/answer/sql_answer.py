@@ -207,9 +207,8 @@ class SqlAnswer:
             columns.append([print_interval(cell.low, cell.high, cell.value) for cell in cells])
             if column.total == "stated":
                 heads.append(f"{column.name}: 95 % total interval")
-                columns.append(
-                    [print_interval(*(cell.total or (None, None)), cell.value) for cell in cells]
-                )
+                totals = [(*(cell.total or (None, None)), cell.value) for cell in cells]
+                columns.append([print_interval(*total) for total in totals])
         return heads, list(zip(*columns))
 
     def to_pandas(self, intervals: bool = False) -> pandas.DataFrame:
