@@ -31,7 +31,14 @@ pytest_plugins = ["airflow_tasks", "duckdb_files", "pgserver", "smallworld"]
 LONG = ("tests/demo/", "tests/airflow/test_real_runs.py", "tests/airflow/test_preload.py")
 
 
+#: Tests of what somebody outside can do, who meets no session that another one left.
+OUTSIDE = ("tests/integration/", "tests/demo/")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Modules that take long first, then those of many tests: workers take them in this order."""
+    for item in items:
+        if item.nodeid.startswith(OUTSIDE):
+            item.add_marker("own_session")
     counts = Counter(item.path for item in items)
     items.sort(key=lambda item: (not item.nodeid.startswith(LONG), -counts[item.path]))

@@ -1,15 +1,17 @@
 """DuckDB files that tests write, and private files that they read often.
 
-To start an instance of DuckDB takes 25 ms of CPU, which is most of what a test of a small table costs. So files are
-attached to one instance, and private files stay open as long as they are the same.
+To start an instance of DuckDB takes 20 ms of CPU, which is most of what a test of a small table costs. So files that
+tests write are attached to one instance, sessions over private files share another, and those of a test that asks for
+`kept_sessions` stay open as long as their files are the same.
 """
 
 from __future__ import annotations
 
 import itertools
 import os
+import tempfile
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from dpflow.tables.access import file_list
+from dpflow.tables.access import file_list, sandbox
 
 NUMBERS = itertools.count()
 
@@ -59,6 +61,68 @@ def load_texts(
     connection.register("given", pa.table(content | {"row_place": pa.array(range(len(rows)))}))
     connection.execute("CREATE OR REPLACE TEMP TABLE texts AS SELECT * FROM given")
     connection.unregister("given")
+
+
+class SharedSessions:
+    """Private sessions, each in an instance of DuckDB that an earlier one left. These instances are locked as a session
+    is, but can open what lies in the folder of temporary files.
+    """
+
+    def __init__(self) -> None:
+        self._start_own, self._lock_own = sandbox.start_session, sandbox.lock_session
+        self._folder = Path(tempfile.gettempdir())
+        self._free: dict[str, list[duckdb.DuckDBPyConnection]] = {}
+        self._used: list[duckdb.DuckDBPyConnection] = []
+
+    @contextmanager
+    def start_session(self, beside: Path | None, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+        """As `sandbox.start_session`."""
+        if beside is not None and not beside.resolve().is_relative_to(self._folder):
+            with self._start_own(beside, what) as raw:
+                yield raw
+            return
+        settings = sandbox.session_settings(self._folder)
+        free = self._free.setdefault(f"{os.getpid()} {settings}", [])
+        instance = free.pop() if free else self._start(settings)
+        cursor, name = instance.cursor(), f"memory{next(NUMBERS)}"
+        cursor.execute(f"ATTACH ':memory:' AS {name}; USE {name}")
+        self._used.append(cursor)
+        try:
+            yield cursor
+        finally:
+            self._used.remove(cursor)
+            cursor.close()
+            # An error that DuckDB calls fatal ends its instance.
+            with suppress(duckdb.FatalException):
+                instance.execute(f"DETACH {name}; DETACH DATABASE IF EXISTS {sandbox.PRIVATE}")
+                free.append(instance)
+
+    def lock_session(
+        self, raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str] = ()
+    ) -> None:
+        """As `sandbox.lock_session`."""
+        if not any(raw is used for used in self._used):
+            self._lock_own(raw, what, paths)
+
+    def _start(self, settings: dict[str, Any]) -> duckdb.DuckDBPyConnection:
+        instance = duckdb.connect(config=settings)
+        instance.execute("SET GLOBAL TimeZone = 'UTC'")
+        # The cache knows a file by its time, and tests write one again at once.
+        instance.execute("SET enable_external_file_cache = false")
+        instance.execute(f"SET allowed_directories = ['{self._folder}']")
+        self._lock_own(instance, "the tests' instance")
+        return instance
+
+
+SHARED = SharedSessions()
+
+
+@pytest.fixture(autouse=True)
+def shared_sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Private sessions do not start DuckDB, but in a test of what a session is (``own_session``)."""
+    if request.node.get_closest_marker("own_session") is None:
+        monkeypatch.setattr(sandbox, "start_session", SHARED.start_session)
+        monkeypatch.setattr(sandbox, "lock_session", SHARED.lock_session)
 
 
 SESSIONS, OPENED = ExitStack(), dict[Any, Any]()

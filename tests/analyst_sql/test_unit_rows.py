@@ -158,14 +158,15 @@ def test_a_units_row_that_read_others_would_be_seen(tmp_path: Path) -> None:
     assert abs(tables[0][0] - tables[1][0]) > 3
 
 
-def test_random_values_move_unit_rows_by_their_bounds(visits_table: Table) -> None:
+@pytest.mark.parametrize("nonces", [1, pytest.param(3, marks=pytest.mark.slow)])
+def test_random_values_move_unit_rows_by_their_bounds(visits_table: Table, nonces: int) -> None:
     """The fuzzer's twins: rows of all kinds, joined relations, and units with more rows than declared."""
     registry = Registry.load()
     for seed, text in enumerate(FUZZED):
         twins = fill_twins(visits_table, 10**7 + seed)
         found = try_query(text, visits_table, registry, "1e-6")
         assert not isinstance(found, str), (text, found)
-        for nonce in range(3):
+        for nonce in range(nonces):
             for part in found.parts:
                 measure_moves(part.plan, twins, nonce)
 

@@ -9,12 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from forked_programs import run_forked
 
 from bench.hammer import Anvil, hammer
 from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.testing.crashes import KILLED, fault_environment, run_python
+from dpflow.testing.crashes import KILLED, run_python
 
 OPEN = """
 import sys
@@ -37,8 +38,8 @@ ledger.answer(held.session_id, query="q", expected_version=held.version, state={
 def test_a_killed_opening_is_resumed(ledger, place, ask, point):
     """Killed around its opening, a session is opened and charged once."""
     arguments = (place.target, str(place.anchor))
-    assert run_python(OPEN, *arguments, env=fault_environment(point)).returncode == KILLED
-    assert run_python(OPEN, *arguments).returncode == 0
+    assert run_forked(OPEN, *arguments, fault=point) == KILLED
+    assert run_forked(OPEN, *arguments) == 0
     assert len(ledger.releases()) == 1 and ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
 
 
@@ -48,11 +49,9 @@ def test_a_killed_opening_is_resumed(ledger, place, ask, point):
 def test_a_killed_answer_is_given_once(ledger, place, ask, point, winner):
     """Killed before its commit an answer never was; killed after it, the stored answer stands."""
     arguments = (place.target, str(place.anchor))
-    assert run_python(OPEN, *arguments).returncode == 0
-    assert (
-        run_python(ANSWER, *arguments, "first", env=fault_environment(point)).returncode == KILLED
-    )
-    assert run_python(ANSWER, *arguments, "second").returncode == 0
+    assert run_forked(OPEN, *arguments) == 0
+    assert run_forked(ANSWER, *arguments, "first", fault=point) == KILLED
+    assert run_forked(ANSWER, *arguments, "second") == 0
     (session,) = ledger.releases()
     assert ledger.stored_answer(session.release_id, "q").answer == {"by": winner}
     assert ledger.session(session.release_id).version == 1

@@ -8,8 +8,6 @@ import random
 import shutil
 import sqlite3
 import stat
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from fractions import Fraction
@@ -18,6 +16,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from forked_programs import ForkedProgram, run_forked
 
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, Pure
 from dpflow.errors import (
@@ -33,6 +32,7 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
+from dpflow.testing.crashes import KILLED
 
 HALF = Pure(Fraction(1, 2))
 TRIGGERS = {
@@ -507,11 +507,8 @@ def test_racing_processes_never_overrun(place: Place) -> None:
     """
     ledger = place.open(create=True)
     ledger.grant("race", 3, 0, table=None, filter="basic", principal="owner")
-    command = [sys.executable, "-c", RACE, place.target, str(place.anchor)]
-    racers = [
-        subprocess.Popen([*command, str(n)], stdout=subprocess.PIPE, text=True) for n in range(6)
-    ]
-    assert sum(int(racer.communicate(timeout=600)[0]) for racer in racers) == 30
+    racers = [ForkedProgram(RACE, place.target, str(place.anchor), str(n)) for n in range(6)]
+    assert sum(int(racer.wait()[1]) for racer in racers) == 30
     assert spent(ledger, "race") == {"": Fraction(3)}
     assert ledger.verify().ok
 
@@ -536,14 +533,10 @@ ledger.settle(held, {"rows": []})
         "settle.after-commit",
     ],
 )
-def test_sigkill_leaves_at_most_one_charge(
-    ledger: Ledger, place: Place, tmp_path: Path, point: str
-) -> None:
+def test_sigkill_leaves_at_most_one_charge(ledger: Ledger, place: Place, point: str) -> None:
     """Killed anywhere in the protocol, the next try completes with one charge and one result."""
-    environment = os.environ | {"DPFLOW_FAULT": f"{point}:kill:{tmp_path / 'fired'}"}
-    command = [sys.executable, "-c", CRASH, place.target, str(place.anchor)]
-    assert subprocess.run(command, env=environment, check=False).returncode == -9
-    assert subprocess.run(command, env=environment, check=False).returncode == 0
+    assert run_forked(CRASH, place.target, str(place.anchor), fault=point) == KILLED
+    assert run_forked(CRASH, place.target, str(place.anchor)) == 0
     assert [r.state for r in ledger.releases()] == ["settled"]
     assert spent(ledger) == {"": Fraction(1, 2)} and ledger.verify().ok
 

@@ -24,7 +24,6 @@ from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.parquet_texts import trim_blanks
-from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.access.sql import match_name
 from dpflow.yaml_files import parse_json
 
@@ -254,29 +253,22 @@ def open_list(file: Path, what: str) -> Iterator[ListConnection]:
             f"{what}: a file of {file.name} is missing, or is not as it was when it was listed; list the files again: "
             f"dpflow load FILES --in-place"
         )
-    with open_session([f.path for f in listed.files], file.absolute().parent) as raw:
+    with open_session([f.path for f in listed.files], file.absolute().parent, what) as raw:
         yield ListConnection(raw, what, listed)
 
 
 @contextmanager
-def open_session(paths: Sequence[str], beside: Path) -> Iterator[duckdb.DuckDBPyConnection]:
+def open_session(
+    paths: Sequence[str], beside: Path, what: str
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """A session that can read these files and nothing else, and spills into a folder beside their list."""
-    with spill_folder(beside) as spill:
-        raw = duckdb.connect(":memory:", config=sandbox.session_settings(spill))
-        try:
-            raw.execute("SET TimeZone = 'UTC'")
-            sandbox.hide_progress_bar(raw)
-            if paths and is_object(paths[0]):
-                raw.register_filesystem(ObjectStore.open(paths).files)
-            texts = "[" + ", ".join(map(sql.quote_text, paths)) + "]"
-            raw.execute(f"SET VARIABLE {_VARIABLE} = {texts}")
-            # Before the door is closed: afterwards no path can be added.
-            raw.execute(f"SET allowed_paths = {texts}")
-            raw.execute("SET enable_external_access = false")
-            raw.execute("SET lock_configuration = true")
-            yield raw
-        finally:
-            raw.close()
+    with sandbox.start_session(beside, what) as raw:
+        if paths and is_object(paths[0]):
+            raw.register_filesystem(ObjectStore.open(paths).files)
+        texts = ", ".join(map(sql.quote_text, paths))
+        raw.execute(f"SET VARIABLE {_VARIABLE} = [{texts}]")
+        sandbox.lock_session(raw, what, paths)
+        yield raw
 
 
 def list_identity(file: Path, what: str) -> bytes:

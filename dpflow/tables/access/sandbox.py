@@ -381,17 +381,16 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
         TableBusy: another process is still writing it after `MAX_WAIT` seconds.
     """
     _require_file(database, what)
-    with _start_session(database, what) as raw:
+    with start_session(database.absolute().parent, what) as raw:
         file = None
         try:
             # Attaching says what is wrong.
             with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
             connection = Connection(raw, what, file)
-            # Attached first: nothing can be opened afterwards, and the last line keeps it so.
+            # Attached first: nothing can be opened afterwards.
             _attach_file(raw, database, what)
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
+            lock_session(raw, what)
             # Blocks are read through this handle, so it must be the file that DuckDB has open.
             if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
                 raise TableBusy(f"{what} was exchanged while it was opened; try again")
@@ -411,12 +410,10 @@ def open_files(
 
     A view in one of them may read the others and nothing else, so a private file is none of them.
     """
-    with _start_session(databases[0], what) as raw:
-        connection = Connection(raw, what)
-        paths = [str(path.absolute()) + end for path in databases for end in ("", ".wal")]
-        connection.execute(f"SET allowed_paths = [{', '.join(map(sql.quote_text, paths))}]")
-        connection.execute("SET enable_external_access = false")
-        connection.execute("SET lock_configuration = true")
+    with start_session(databases[0].absolute().parent, what) as raw:
+        lock_session(
+            raw, what, [str(path.absolute()) + end for path in databases for end in ("", ".wal")]
+        )
 
         @contextmanager
         def open_next(database: Path, what: str) -> Iterator[Connection]:
@@ -438,9 +435,9 @@ def _require_file(database: Path, what: str) -> None:
 
 
 @contextmanager
-def _start_session(database: Path, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
-    """DuckDB in memory, with a folder beside the file to spill into."""
-    with spill_folder(database.absolute().parent) as spill:
+def start_session(beside: Path | None, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    """DuckDB in memory, with a folder to spill into (`spill_folder`)."""
+    with spill_folder(beside) as spill:
         raw = duckdb.connect(":memory:", config=session_settings(spill))
         try:
             # Days and texts of timestamps must not depend on where the process runs.
@@ -449,6 +446,14 @@ def _start_session(database: Path, what: str) -> Iterator[duckdb.DuckDBPyConnect
             yield raw
         finally:
             raw.close()
+
+
+def lock_session(raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str] = ()) -> None:
+    """Let the session open these paths and no other, and change no setting any more."""
+    texts = ", ".join(map(sql.quote_text, paths))
+    statements = [f"SET allowed_paths = [{texts}]"] if paths else []
+    statements += ["SET enable_external_access = false", "SET lock_configuration = true"]
+    scrub_errors(lambda: raw.execute("; ".join(statements)), what)
 
 
 def _attach_file(raw: duckdb.DuckDBPyConnection, database: Path, what: str) -> None:
@@ -462,8 +467,8 @@ def hide_progress_bar(connection: duckdb.DuckDBPyConnection) -> None:
 
     Asked first, since a notebook kernel without ipywidgets has none and refuses the setting.
     """
-    shown = connection.execute("SELECT current_setting('enable_progress_bar')").fetchone()
-    if shown == (True,):
+    query = "SELECT current_setting('enable_progress_bar')"
+    if connection.execute(query).fetchall() == [(True,)]:
         connection.execute("SET enable_progress_bar = false")
 
 
@@ -475,26 +480,19 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     with require_extra("gate", "an expression over predictions"):
         import pandas as pd
 
-    with spill_folder() as spill:
-        raw = duckdb.connect(":memory:", config=session_settings(spill))
-        try:
-            connection = Connection(raw, what)
-            raw.register(
-                "frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)})
-            )
-            # The arrays' types decide, not what DuckDB would infer from some of their values.
-            kinds = [
-                "VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE"
-                for v in columns
-            ]
-            listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
-            connection.execute(f"CREATE TABLE given AS SELECT {listed} FROM frame")
-            raw.unregister("frame")
-            connection.execute("SET enable_external_access = false")
-            connection.execute("SET lock_configuration = true")
-            yield connection
-        finally:
-            raw.close()
+    with start_session(None, what) as raw:
+        connection = Connection(raw, what)
+        raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
+        # The arrays' types decide, not what DuckDB would infer from some of their values.
+        kinds = [
+            "VARCHAR" if v.dtype == object else "BIGINT" if v.dtype.kind == "i" else "DOUBLE"
+            for v in columns
+        ]
+        listed = ", ".join(f"CAST(c{i} AS {kind}) AS c{i}" for i, kind in enumerate(kinds))
+        connection.execute(f"CREATE TABLE given AS SELECT {listed} FROM frame")
+        raw.unregister("frame")
+        lock_session(raw, what)
+        yield connection
 
 
 def session_settings(spill: Path) -> dict[str, str | bool | int | float | list[str]]:

@@ -55,11 +55,13 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
     if len(states) < len(paths):
         raise InvalidInput("a file cannot be looked at; give files that you may read")
 
+    what = f"{files[0]} or another of the files"
+
     def verify() -> tuple[dict[str, str], tuple[str, ...]]:
-        with open_session(paths, target.absolute().parent) as raw:
+        with open_session(paths, target.absolute().parent, what) as raw:
             return _verify_files(raw, files, partitions)
 
-    columns, padded = sandbox.scrub_errors(verify, f"{files[0]} or another of the files")
+    columns, padded = sandbox.scrub_errors(verify, what)
     columns |= dict.fromkeys(partitions, "VARCHAR")
     listed = FileList(
         name, columns, partitions, padded, tuple(ListedFile(path, states[path]) for path in paths)

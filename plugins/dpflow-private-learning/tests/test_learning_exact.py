@@ -197,6 +197,7 @@ def test_exponential_is_tight_and_never_above_its_claim() -> None:
     """Two points, all rows on one of them: the loss comes near epsilon and never passes it."""
     from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 
+    @lru_cache
     def law(counts: tuple[int, ...]) -> dict[Any, float]:
         score = StepFunction.from_runs([0, 1], 1, list(counts))
         return enumerate_outputs(lambda s: draw_point([score], F(1), SpendLog(s)))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpflow.core.accounting import pld, renyi
@@ -146,6 +146,7 @@ def test_the_same_numbers_from_dp_accounting() -> None:
 EPSILONS = st.fractions(min_value=F(1, 1000), max_value=5, max_denominator=1000)
 
 
+@settings(max_examples=40)
 @given(EPSILONS, st.lists(EPSILONS, max_size=12))
 def test_hybrid_admits_whatever_basic_admits(grant: Fraction, steps: list[Fraction]) -> None:
     """Never fewer jobs than basic for pure events."""

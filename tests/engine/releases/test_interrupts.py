@@ -17,6 +17,8 @@ from smallworld import Tiny
 from dpflow import Ledger, plan, release
 from dpflow.tables.access import sandbox
 
+pytestmark = pytest.mark.own_session
+
 #: Takes a minute and more.
 LONG = "SELECT max(hash(a.i) ^ hash(b.i)) FROM range(400000) a(i), range(1000000) b(i)"
 #: Seconds within which a query ends, on a busy machine.

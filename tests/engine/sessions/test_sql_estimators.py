@@ -292,6 +292,7 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
     assert (whole != broken).sum() == 1 and broken[whole != broken] == EMPTY
 
 
+@pytest.mark.own_session
 def test_rows_beside_predictions_are_in_a_sandbox(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -45,7 +45,7 @@ PASSWORD = "p@ss:w/o rd%40'\"?#&\\"
 
 @pytest.fixture(scope="module")
 def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -> Deployment:
-    """What the service ``init`` leaves, after its second run; with passwords of an owner's choice."""
+    """What the services ``init`` and ``demo`` leave; with passwords of an owner's choice."""
     root = tmp_path_factory.mktemp("compose")
     (root / "secrets").mkdir()
     for login in ("airflow", "dpflow_owner", "dpflow_tasks", "dpflow_page"):
@@ -57,11 +57,9 @@ def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -
     with duckdb.connect(str(deployment.dags / "visits.duckdb")) as connection:
         connection.execute("CREATE TABLE visits AS SELECT i AS person FROM range(500) t(i)")
     deployment.run_init()
-    deployment.run_init()
     table = load_table(deployment.dags / "visits.yml")
     deployment.open_ledger().grant("visits", 1, 0, filter="basic", table=table, principal="owner")
-    for _ in range(2):
-        deployment.run_owner("demo", *COMPOSE["services"]["demo"]["command"])
+    deployment.run_owner("demo", *COMPOSE["services"]["demo"]["command"])
     return deployment
 
 
@@ -85,6 +83,15 @@ def test_the_owners_commands_have_what_they_need(deployment: Deployment) -> None
     assert "shop" in deployment.run_owner("owner", "ledger", "show") and signed
 
 
+@pytest.mark.integration
+def test_a_second_run_of_init_and_demo_changes_nothing(deployment: Deployment) -> None:
+    """Before the services start, as compose runs them: `test_init_grants_what_the_demo_needs` looks at both runs."""
+    before = deployment.open_ledger().scopes()
+    deployment.run_init()
+    deployment.run_owner("demo", *COMPOSE["services"]["demo"]["command"])
+    assert deployment.open_ledger().scopes() == before
+
+
 @pytest.fixture(scope="module")
 def stage(deployment: Deployment) -> Iterator[Stage]:
     """Api-server, scheduler, dag-processor and triggerer."""
@@ -97,7 +104,7 @@ def stage(deployment: Deployment) -> Iterator[Stage]:
 
 
 def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
-    """Twice is once: tables, grants and roles are there, and no secret is in a log of the server."""
+    """Tables, grants and roles are there, and no secret is in a log of the server."""
     ledger = deployment.open_ledger()
     assert {scope.scope for scope in ledger.scopes()} >= {"flights", "flights_holdout", "visits"}
     assert len([e for e in ledger.history() if e.kind == "grant" and e.scope != "shop"]) == 3

@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 from audit_program import run_audit
+from forked_programs import run_forked
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import sessions
-from dpflow.testing.crashes import KILLED, fault_environment, run_python
+from dpflow.testing.crashes import KILLED
 
 WORD = "a-verdict-in-no-file"
 ANSWER = """
@@ -84,15 +85,14 @@ def test_a_killed_look_tells_what_was_given(
 ) -> None:
     """In no file by the transaction of its answer; afterwards whoever asks again tells it, once."""
     arguments = (place.target, str(place.anchor))
-    killed = run_python(ANSWER, *arguments, WORD, env=fault_environment(point))
-    assert killed.returncode == KILLED, killed.stderr
+    assert run_forked(ANSWER, *arguments, WORD, fault=point) == KILLED
     # Also once that is on the disk: a process may die while it is written.
     if point.startswith("session") and "://" not in place.target:
         files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
         assert not [p for p in files if WORD.encode() in p.read_bytes()]
     assert told(ledger) == []
     for _ in range(2):
-        assert run_python(ANSWER, *arguments, "second").returncode == 0
+        assert run_forked(ANSWER, *arguments, "second") == 0
     assert [body["verdict"] for body in told(ledger)] == [WORD if given else "second"]
     assert ledger.verify().ok
 

@@ -121,6 +121,7 @@ def test_a_view_and_a_schema_are_tables(make: Any) -> None:
     assert make(*statements, relation="s.data").answer(COUNT, ()).rows[0] == 1
 
 
+@pytest.mark.own_session
 def test_another_process_writing_makes_the_table_busy(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -150,6 +151,7 @@ def test_another_process_writing_makes_the_table_busy(
         holder.kill()
 
 
+@pytest.mark.own_session
 def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
     """A read-write connection of the same process is no reason to give up at once."""
     private = make(DAYS)
@@ -159,6 +161,7 @@ def test_this_process_writing_makes_the_table_busy_too(make: Any) -> None:
     assert private.answer(COUNT, ()).rows[0] == 30
 
 
+@pytest.mark.own_session
 def test_reading_leaves_nothing_behind(
     make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,6 +187,7 @@ def test_a_snapshot_changes_with_the_data(make: Any) -> None:
     assert private.data_identity() != before
 
 
+@pytest.mark.own_session
 def test_the_memory_limit_is_an_amount(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """DPFLOW_MEMORY_LIMIT must be an amount; a table larger than it spills and is still answered."""
     private = make("CREATE TABLE data AS SELECT i AS u, i % 7 AS v FROM range(1000000) t(i)")
@@ -280,6 +284,7 @@ def test_group_values_have_no_direct_answer(make: Any) -> None:
         make(DAYS).answer(GroupValues(4, ("v",)), ())
 
 
+@pytest.mark.own_session
 def test_the_file_mode_is_read_only(make: Any) -> None:
     """A file this user may not write is read all the same."""
     private: PrivateTable = make(DAYS)

@@ -197,6 +197,7 @@ def test_a_retry_after_a_change_is_charged_once(
     assert row["epsilon_left"] == "0.5"
 
 
+@pytest.mark.own_session
 def test_nothing_else_is_in_reach(tmp_path: Path) -> None:
     """Neither another file of the folder, nor a setting that would open it."""
     root = write_days(tmp_path)

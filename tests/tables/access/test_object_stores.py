@@ -25,6 +25,8 @@ from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.source_names import find_sources, open_source
 from dpflow.tables.private import PrivateTable
 
+pytestmark = pytest.mark.own_session
+
 DAYS = ("2026-01-01", "2026-01-02")
 
 

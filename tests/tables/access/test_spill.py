@@ -23,6 +23,8 @@ from dpflow.tables import CsvSource, build_database, load_rows
 from dpflow.tables.access import spill
 from dpflow.tables.access.spill import PREFIX, spill_folder
 
+pytestmark = pytest.mark.own_session
+
 COUNT = GroupedSums(None, None, 1, 100)
 #: A query of texts that do not fit into memory, which is stopped by a kill alone.
 SPILLED = """

@@ -18,12 +18,10 @@ from pathlib import Path
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
-import duckdb
-
 from dpflow.core.contract.server_source import ServerSource
 from dpflow.errors import PlanRefused, TableBusy, TableUnreadable
-from dpflow.tables.access import sandbox, sql
-from dpflow.tables.access.parquet_texts import read_text_types
+from dpflow.tables.access import sql
+from dpflow.tables.access.parquet_texts import find_note, parse_text_types
 from dpflow.tables.backends.spark_backend.spark_columns import quote_name
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection, read_condition
 from dpflow.tables.backends.spark_backend.verified_columns import find_verified
@@ -76,30 +74,23 @@ def open_state(connection: SparkConnection, source: SparkSource) -> SourceState:
     identity = find_identity()
     verified = find_verified(connection, source, identity)
     is_known = connection.is_apache_spark or not location
-    text_types = {} if is_known else _read_text_types(location, connection.what)
+    text_types = {} if is_known else _read_text_types(location)
     return SourceState(rows, find_identity, identity, location, list_files, verified, text_types)
 
 
-def _read_text_types(folder: str, what: str) -> dict[str, str]:
+def _read_text_types(folder: str) -> dict[str, str]:
     """How Spark compares texts of a folder's files, by their own ends: another server takes all of them for
     plain ones. Of files that are not on this machine nothing is known.
     """
-    local = Path(folder.removeprefix("file://"))
-    files = sorted(map(str, local.rglob("*.parquet"))) if local.is_dir() else []
+    import pyarrow
+    from pyarrow import parquet
 
-    def read() -> dict[str, str]:
-        found: dict[str, str] = {}
-        with duckdb.connect(":memory:") as connection:
-            try:
-                return read_text_types(connection, f"[{', '.join(map(sql.quote_text, files))}]")
-            except duckdb.Error:
-                # Files that no reader takes say nothing; the server fails where it needs one.
-                for file in files:
-                    with suppress(duckdb.Error):
-                        found |= read_text_types(connection, f"[{sql.quote_text(file)}]")
-        return found
-
-    return sandbox.scrub_errors(read, what) if files else {}
+    local, notes = Path(folder.removeprefix("file://")), list[bytes]()
+    for file in sorted(local.rglob("*.parquet")) if local.is_dir() else ():
+        # A file that no reader takes says nothing; the server fails where it needs it.
+        with suppress(OSError, pyarrow.ArrowException):
+            notes += find_note(parquet.read_metadata(file).metadata)
+    return parse_text_types(notes)
 
 
 class _Finder:
