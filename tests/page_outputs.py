@@ -31,7 +31,7 @@ def write_page(page: Path, *, add: bool) -> None:
             if example.language != "console":
                 run_example(example, names)
                 continue
-            blocks = [write_command(one, folder, add) for one in commands(example.text)]
+            blocks = [write_command(one, add) for one in commands(example.text)]
             body = "".join(
                 " " * len(match["indent"]) + line + "\n" for line in "\n".join(blocks).split("\n")
             )
@@ -40,12 +40,15 @@ def write_page(page: Path, *, add: bool) -> None:
     page.write_text(written + text[place:], encoding="utf-8")
 
 
-def write_command(command: Command, folder: str, add: bool) -> str:
+def write_command(command: Command, add: bool) -> str:
     """The command and what it prints now."""
-    printed = run_command(command.line, command.status).replace(f"{folder}/", "")
+    printed = run_command(command.line, command.status)
     if not (add or command.output):
         return f"$ {command.source}"
     lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+    # A release's document, which is for programs, follows its table.
+    if "{" in lines[1:]:
+        lines = [*lines[: lines.index("{")], "..."]
     if len(lines) > TOP + END + 2:
         lines = [*lines[:TOP], "...", *lines[-END:]]
     return "\n".join([f"$ {command.source}", *lines])

@@ -6,7 +6,7 @@ A fenced block is one of these, or the page's test fails:
 - a ``python`` block is run, names are shared down the page;
 - in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise),
   and what ``dpflow`` prints may go to a file (``> FILE``). Lines below a command are what it prints, up to
-  numbers, identifiers and white space; a line of ``...`` stands for any more. `page_outputs` writes them;
+  numbers, identifiers and white space; ``...`` stands for any others. `page_outputs` writes them;
 - a ``yaml`` or ``json`` block is read; ``text`` is what a person sees, and nothing is done with it;
 - a block after the comment ``<!-- not run: REASON -->`` is left alone.
 """
@@ -152,7 +152,7 @@ def commands(text: str) -> Iterator[Command]:
 
 def shows(expected: str, printed: str) -> bool:
     """Whether a text has the words of another, with any numbers, and with gaps where it says ``...``."""
-    parts = [_read_words(part) for part in re.split(r"^\.\.\.$", expected, flags=re.MULTILINE)]
+    parts = [_read_words(part) for part in re.split(r"(?<!\S)\.\.\.(?!\S)", expected)]
     words, place = _read_words(printed), 0
     for i, part in enumerate(parts):
         ends = [n for n in range(place, len(words) + 1) if words[n : n + len(part)] == part]
@@ -192,7 +192,9 @@ def run_command(command: str, status: int) -> str:
     if found != status:
         text = (output + errors)[-2000:]
         raise ValueError(f"{command!r} ended with {found} and not with {status}: {text}")
-    return output if status == 0 else errors
+    printed = output if status == 0 else errors
+    # As on the machine of who reads the page.
+    return printed.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
 
 
 def run_dpflow(words: list[str]) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import typer
 from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
 from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.distribution import Distribution, Estimate
+from dpflow.core.contract.printed_numbers import print_interval, print_number
 from dpflow.core.contract.results import Result
 from dpflow.engine import RunIdentity, load_request, make_plan
 from dpflow.errors import InvalidInput
@@ -48,8 +49,15 @@ def command(
         _draw(distribution, file.stem, plot)
     if as_json:
         return show_json([{"question": question, **vars(answer)} for question, answer in answers])
-    cells = ((question, answer.value, answer.low, answer.high) for question, answer in answers)
-    show_table(f"distribution of {file.stem}", ("question", "answer", "at least", "at most"), cells)
+    cells = ((question, *_print_estimate(answer)) for question, answer in answers)
+    show_table(f"distribution of {file.stem}", ("question", "answer", "95 % interval"), cells)
+
+
+def _print_estimate(answer: Estimate) -> tuple[Any, str]:
+    low, high = answer.low, answer.high
+    if isinstance(low, str) or isinstance(high, str):
+        return answer.value, f"{low} to {high}"
+    return print_number(answer.value, low, high), print_interval(low, high, answer.value)
 
 
 def _load_distribution(file: Path, ledger: str | None) -> Distribution:

@@ -132,9 +132,9 @@ def make_console() -> Console:
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:
     """Print a table for people: in a terminal as wide as that, in a file or a pipe one line a row.
-    Empty columns stay out.
+    Empty columns stay out. Paths below the working directory are relative, those below the home directory begin with ~.
     """
-    cells = [["" if cell is None else str(cell) for cell in row] for row in rows]
+    cells = [["" if cell is None else _shorten_paths(str(cell)) for cell in row] for row in rows]
     filled = [i for i in range(len(columns)) if not cells or any(row[i] for row in cells)]
     table = Table(header_style="bold", show_header=any(columns))
     # A narrow terminal breaks amounts, but loses none, and never the name in front.
@@ -146,6 +146,15 @@ def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]
     console = make_console()
     console.print(title, style="italic", highlight=False, markup=False)
     console.print(table)
+
+
+def _shorten_paths(text: str) -> str:
+    here, home = Path.cwd(), Path.home()
+    for place, short in ((here, ""), (home, "~/")):
+        # Nothing is shorter below the root.
+        if place != place.parent:
+            text = text.replace(f"{place}/", short)
+    return text
 
 
 def show_json(value: Any) -> None:

@@ -115,9 +115,9 @@ def run_command(
                 for one in outcome.checks
             ),
         )
-        show_table(
-            "paid", ("release", "epsilon", "delta", "scope"), _list_receipts(outcome.receipts)
-        )
+        if outcome.receipts:
+            heads = ("release", "epsilon", "delta", "scope")
+            show_table("paid", heads, _list_receipts(outcome.receipts))
     outcome.require_passed()
 
 

@@ -106,8 +106,10 @@ def command(
 def _show_plan(name: str, view: dict[str, Any], as_json: bool) -> None:
     if as_json:
         return show_json(view)
-    widths = view.pop("half_width_95") or {}
-    view["95 % half-width"] = {name: print_width(width) for name, width in widths.items()} or None
+    widths = view.pop("half_width_95")
+    if isinstance(widths, dict):
+        widths = {name: print_width(width) for name, width in widths.items()}
+    view["95 % half-width"] = widths
     rows = ((k, _event_text(v)) for k, v in view.items() if v != "")
     show_table(f"plan {name}", ("", ""), rows)
 

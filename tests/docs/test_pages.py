@@ -51,7 +51,7 @@ def test_nobody_chooses_an_accuracy() -> None:
     )
     for mechanism in ("cdf", "median", "synthesize"):
         assert f"mechanism: {mechanism}\n" in text
-    assert text.count("dpflow init") == 2
+    assert text.count("$ dpflow init") == 2
     assert "alpha" not in text and "ledger grant" not in text
 
 

@@ -225,9 +225,10 @@ class Plan:
             return f"all rows of each {unit} count"
         if by not in self.table.columns:
             origin = f" (rows chosen by profile {self.chosen.profile[:8]})" if self.chosen else ""
-            return f"one {unit} counts with {bounds.rows} rows at most{origin}"
-        groups, rows = self.table.limits_for(by)
-        sources = dict.fromkeys((groups.source, rows.source))
+            rows = f"{bounds.rows} row{'' if bounds.rows == 1 else 's'}"
+            return f"one {unit} counts with at most {rows}{origin}"
+        groups, in_each = self.table.limits_for(by)
+        sources = dict.fromkeys((groups.source, in_each.source))
         return f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
 
     def describe_candidates(self) -> list[str]:
