@@ -68,7 +68,8 @@ class ValueRange:
             end = self.low
         elif self.high is not None and value > self.high:
             end = self.high
-        return end if isinstance(value, int) else float(end)
+        # Ranges that were stored may have doubles at their ends.
+        return int(end) if isinstance(value, int) and int(end) == end else float(end)
 
 
 #: Of a measure without limits, and of a number of rows, values or units.
