@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from types import FrameType, FunctionType
-from typing import Any
+from typing import Any, TypeVar
 from unittest import mock
 
 import numpy as np
@@ -26,9 +26,13 @@ import numpy as np
 from dpflow.core.accounting.events import Event
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 
+T = TypeVar("T")
+
 #: How much longer than usual checks may look; see `spend_effort`.
 effort = 1.0
 
+#: Runs that show whether results are a function of the random words.
+SEEDS = 12
 #: Words hashed at once.
 BUFFER = 512
 #: Random words for one draw, or one session, of a check; mechanisms of this project take up to 30,000.
@@ -69,6 +73,16 @@ class StreamSource(Source):
             self._left, self._block = np.concatenate([self._left, fresh]), self._block + 1
         taken, self._left = self._left[:n].copy(), self._left[n:]
         return taken
+
+
+def run_seeds(run: Callable[[int], T]) -> list[T]:
+    """Results of the first `SEEDS` seeds; of a part of them, where less effort is spent and two of these differ."""
+    results: list[T] = []
+    for seed in range(SEEDS):
+        results.append(run(seed))
+        if len(results) >= max(2, SEEDS * effort) and len(set(results)) > 1:
+            break
+    return results
 
 
 class LimitedSource(Source):

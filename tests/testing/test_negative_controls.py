@@ -19,6 +19,9 @@ from dpflow.testing.examples import Example
 from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import Check, spend_effort
 
+#: Mistakes that are seen with all of the effort alone.
+HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
+
 
 @pytest.mark.parametrize(
     "control", CONTROLS, ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}"
@@ -31,7 +34,8 @@ def test_broken_mechanism_is_caught(control: Control) -> None:
     # run on a busy machine up to ten times as long as alone.
     effort = 30 if isinstance(control.mechanism, InteractiveMechanism) else 1
     # Most mistakes are seen by a part of the effort.
-    assert any(_is_caught(named, part * effort) for part in (1 / 64, 1 / 16, 1 / 4, 1))
+    parts = (1,) if type(control.mechanism).__name__ in HIDDEN else (1 / 64, 1 / 16, 1 / 4, 1)
+    assert any(_is_caught(named, part * effort) for part in parts)
 
 
 def _is_caught(checks: Sequence[Check], effort: float) -> bool:

@@ -32,6 +32,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Final, Literal
 
 from dpflow.core.accounting import renyi
@@ -283,6 +284,7 @@ def _find_root(falling: Callable[[float], float], high: float) -> float:
     return high
 
 
+@lru_cache(1024, typed=True)
 def _largest_step(
     total: Callable[[Number, Number, int], float], epsilon: Number, delta: Number, count: int
 ) -> float:

@@ -156,6 +156,7 @@ def exp_up(x: Fraction) -> Fraction:
         return _add_margin(_to_decimal(x).exp())
 
 
+@lru_cache(1024)
 def log_up(x: Fraction) -> Fraction:
     """An upper bound of ln x, for x > 0."""
     with localcontext(_DIGITS):
