@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from bench import (
     accuracy,
     candidates,
+    charge_ways,
     daily,
     hammer,
     holdout,
@@ -54,6 +55,7 @@ BENCHMARKS = {
         interior,
         learning,
         ledger,
+        charge_ways,
         ledger_history,
         hammer,
         verification,

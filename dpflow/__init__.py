@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from dpflow.errors import TableUnreadable as TableUnreadable
     from dpflow.errors import UnexpectedFailure as UnexpectedFailure
     from dpflow.errors import UnknownName as UnknownName
+    from dpflow.errors import WitnessBehind as WitnessBehind
     from dpflow.hookspecs import hookimpl as hookimpl
     from dpflow.ledger import BudgetView as BudgetView
     from dpflow.ledger import GrantProposal as GrantProposal
@@ -172,6 +173,7 @@ _MODULES = {
     "AccessRefused": "dpflow.errors",
     "ServiceUnavailable": "dpflow.errors",
     "UnexpectedFailure": "dpflow.errors",
+    "WitnessBehind": "dpflow.errors",
     "MissingExtra": "dpflow.errors",
     "PluginError": "dpflow.errors",
 }

@@ -18,6 +18,7 @@
     │   ├── NotSettled            a result that a plan refers to is still being drawn                 (retryable)
     │   ├── LedgerCorrupt         the history does not verify, or the file is no ledger
     │   └── LedgerUnavailable     locked, full, out of reach, or of another schema version          (retryable)
+    │       └── WitnessBehind     a scope demands a newer checkpoint of its witness                 (retryable)
     ├── TableError                a private or published table
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
     │   ├── TableBusy             another process is writing the file                               (retryable)
@@ -225,6 +226,13 @@ class LedgerUnavailable(LedgerError):
     """
 
     retryable = True
+
+
+class WitnessBehind(LedgerUnavailable):
+    """A scope demands a checkpoint of its witness that is newer than the one at hand; nothing was charged or read.
+
+    Have the witness sign, or bring its place back; then a retry completes the call.
+    """
 
 
 class TableError(DpflowError):

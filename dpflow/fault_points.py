@@ -31,6 +31,8 @@ POINTS = (
     "publish.after-commit",
     "session.before-commit",
     "session.after-commit",
+    "witness.before-commit",
+    "witness.after-commit",
     "verdict.before-commit",
     "load.before-commit",
     "load.after-commit",

@@ -10,11 +10,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import secrets
+import shutil
 import stat
+import time
 from pathlib import Path
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
+_STALE = 3600  # seconds: no living process takes so long
 
 
 class UntrustedPlace(PermissionError):
@@ -78,8 +82,10 @@ def forbid_public_writing(path: Path) -> None:
 
 def write_private(path: Path, data: bytes) -> None:
     """Put a new file of mode 0600 in a place, flushed to the disk and whole or not at all. What was
-    there before, also a symbolic link, is replaced and not written into.
+    there before, also a symbolic link, is replaced and not written into. A killed writer leaves a part
+    with mode 0600, which a later one removes.
     """
+    sweep_left(path.parent, re.escape(f".{path.name}.") + "[0-9a-f]{16}")
     part = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     create = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
     try:
@@ -90,6 +96,24 @@ def write_private(path: Path, data: bytes) -> None:
         part.replace(path)
     finally:
         part.unlink(missing_ok=True)
+
+
+def sweep_left(folder: Path, pattern: str) -> None:
+    """Remove what killed processes of this user left in a folder over an hour ago, files and folders.
+
+    Args:
+        pattern: a regular expression for whole names.
+    """
+    with contextlib.suppress(OSError), os.scandir(folder) as found:
+        left = [entry for entry in found if re.fullmatch(pattern, entry.name)]
+        for entry in left:
+            status = entry.stat(follow_symlinks=False)
+            if status.st_uid != os.geteuid() or time.time() - status.st_mtime < _STALE:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path, ignore_errors=True)
+            else:
+                os.unlink(entry.path)
 
 
 def _require_owner(path: Path, status: os.stat_result, *, root: bool = False) -> None:

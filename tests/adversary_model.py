@@ -3,9 +3,9 @@ deletes or puts back any row of any table, uses a copy of the database beside it
 begins with a changed ledger of an earlier version.
 
 A witness outside the ledger notes what callers were told. Never was more charged than was granted, in
-any period of a quota that refreshes; never were there two draws for one charge, two answers from one
-state or a grant of one principal where two are needed. Whenever the ledger verifies, it says what the
-witness saw. Clocks go where they like.
+any period of a quota that refreshes; never more charges behind a checkpoint that was demanded; never
+were there two draws for one charge, two answers from one state or a grant of one principal where two are
+needed. Whenever the ledger verifies, it says what the witness saw. Clocks go where they like.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from dpflow.ledger import GrantProposal, Ledger, ReleaseCharge, ReleaseKey, Rese
 from dpflow.ledger.audit import migrations
 from dpflow.ledger.books import sessions
 from dpflow.ledger.books.records import path_of
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
 
 TABLES = schema.metadata.sorted_tables
@@ -52,8 +53,10 @@ TENTH = 10**11
 EARLIER = "0"
 Rows = dict[tuple[Any, ...], tuple[Any, ...]]
 #: The last two refresh, if nobody changes that; one is inside the other.
-ALL_SCOPES = ("s", "s/a", "both", "s/m", "s/m/d")
-SCOPES = st.sampled_from(["s", "s", "s/a", "both", "s/m/d"])
+ALL_SCOPES = ("s", "s/a", "both", "s/m", "s/m/d", "w")
+SCOPES = st.sampled_from(["s", "s", "s/a", "both", "s/m/d", "w"])
+#: Whose checkpoint "w" demands, and after how many charges.
+NIGHTLY, EVERY = Signer("nightly", b"n" * 32), 2
 DAYS = (1, 2, 31, -1, -31)  # to the next, over the end of a month, and back
 #: Nothing dies here, so nothing need be on a disk.
 FOLDERS = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -151,6 +154,11 @@ class Machine(RuleBasedStateMachine):
             self.fixed.enter_context(mock.patch(name, change))
         self.folder = tempfile.TemporaryDirectory(prefix="dpflow-adversary-", dir=FOLDERS)
         root = Path(self.folder.name)
+        self.outside = root / "outside"  # where the nightly witness keeps what it signs
+        self.outside.mkdir()
+        names = {"DPFLOW_LEDGER_WITNESS": str(self.outside)}
+        self.fixed.enter_context(mock.patch.dict(os.environ, names))
+        self.behind = 0  # charges of "w" that the witness has not seen
         self.place = self.make_place(str(self.places() or root / "ledger.sqlite"), root / "anchor")
         self.copy: Any = None  # another copy of the database, of which one at most goes on
         self.live: Any = None  # which of the two was written since they parted
@@ -182,6 +190,10 @@ class Machine(RuleBasedStateMachine):
             self.grant(scope, tenths)
         for scope, tenths in (("s/m", 6), ("s/m/d", 3)):
             self.pace(scope, tenths, self.periods[scope])
+        terms: Any = {"table": None, "filter": "basic", "principal": "o"}
+        terms |= {"witness": NIGHTLY.public_text, "witness_every": EVERY}
+        self.ledger.grant("w", Fraction(9, 10), 0, **terms)
+        self.granted["w"] = 9
         self.propose("ann", 6)
         self.approve("bob")
         assert self.granted["both"] == 6
@@ -235,9 +247,10 @@ class Machine(RuleBasedStateMachine):
             told = error
             if self.newest_entry() == before:
                 return error
-            assert isinstance(error, BudgetExceeded), "a refusal changed something"
             after = self.place.sql(f"SELECT kind FROM dpflow_entry WHERE seq > {before[0][0] or 0}")
-            assert [tuple(row) for row in after] == [("refuse",)], "more than a refusal was noted"
+            kinds = [kind for (kind,) in after if kind != "witness"]
+            assert kinds in ([], ["refuse"]), "more than a refusal was noted"
+            assert not kinds or isinstance(error, BudgetExceeded), "a refusal changed something"
         if self.copy is not None:
             assert self.live in (None, self.place), "both copies of a database were served"
             if self.newest_entry() != before:
@@ -255,6 +268,13 @@ class Machine(RuleBasedStateMachine):
             assert self.spent[self.account(scope)] <= tenths
             self.granted[scope] = tenths
             self.closed.discard(scope)
+
+    @rule()
+    def sign(self) -> None:
+        """The witness verifies behind what it signed last, and signs."""
+        told = self.attempt(lambda: self.ledger.witness(self.outside, NIGHTLY))
+        if not isinstance(told, DpflowError):
+            self.behind = 0
 
     @rule(seed=SEEDS)
     def go_on(self, seed: int) -> None:
@@ -314,6 +334,8 @@ class Machine(RuleBasedStateMachine):
             assert at not in self.closed, "charged a scope that a recovery closed"
             self.spent[account] += tenths
             assert self.spent[account] <= self.granted[at], "charged beyond the grant"
+            self.behind += at == "w"
+        assert self.behind <= EVERY, "charged further than the witness"
 
     @rule(
         scope=SCOPES,
@@ -520,6 +542,8 @@ class Machine(RuleBasedStateMachine):
         closed = self.ledger.recover(reason="r", principal="o", checkpoint=note)
         self.granted, self.periods, self.spent = known
         self.releases, self.sessions, self.held = left
+        # What the witness has seen of the lost entries is in its folder, and not in this ledger.
+        ((_, self.behind),) = [(s.scope, s.charges) for s in self.ledger.witness_states()]
         every = [scope.scope for scope in self.ledger.scopes()]
         assert closed == ([] if signed == end else every), "lost charges unnoticed"
         self.closed, self.waiting = {*closed}, None
@@ -609,7 +633,7 @@ class Machine(RuleBasedStateMachine):
     def play(self, chance: random.Random) -> None:
         """Any verb of a caller; those about a release or session only if there is one."""
         scope, tenths = chance.choice(ALL_SCOPES), chance.choice([1, 4])
-        which, by = chance.randint(0, 13), chance.choice(["ann", "bob"])
+        which, by = chance.randint(0, 14), chance.choice(["ann", "bob"])
         if which == 0:
             self.grant("s/a" if scope == "s/a" else "s", 3 * tenths)
         elif which == 1:
@@ -627,6 +651,8 @@ class Machine(RuleBasedStateMachine):
             self.answer(name, query, 0, tenths == 4)
         elif which == 9 and self.sessions:
             self.read(chance.choice(sorted(self.sessions)))
+        elif which == 14:
+            self.sign()
         elif which in (10, 11):
             chance.choice([self.reserve_some, self.go_on])(chance.randint(0, 2**32))
         else:

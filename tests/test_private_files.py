@@ -122,6 +122,19 @@ def test_what_replaces_a_key_follows_no_link(tmp_path, name):
     assert victim.read_bytes() == before
 
 
+def test_what_a_killed_writer_left_is_swept(tmp_path):
+    """Its part holds a key: the next write removes it, and neither one under way nor anything else."""
+    old, young, other = (
+        tmp_path / name for name in (".key.00112233aabbccdd", ".key.0011223344556677", ".key.bak")
+    )
+    for part in (old, young, other):
+        part.write_bytes(b"secret")
+    for part in (old, other):
+        os.utime(part, (0, 0))
+    write_private(tmp_path / "key", b"new")
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([young.name, other.name, "key"])
+
+
 def test_a_write_replaces_a_link(tmp_path):
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "file").symlink_to(tmp_path / "victim")

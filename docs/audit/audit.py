@@ -7,7 +7,7 @@ import sys
 from costs import FIELDS, KEY, LARGEST, account, entries, holds, least_cost, path_of
 from decisions import Decisions
 
-RULES = "grant propose reserve join retry settle resolve answer import_ recover"
+RULES = "grant propose reserve join retry settle resolve answer import_ recover witness"
 ENDS = "reserved close fenced", "reserved retry reserved", "open close closed"
 
 
@@ -35,6 +35,7 @@ class Audit(Decisions):
         due = [(s, account(self.granted[s][0], b, self.entry["at"])) for s in path for b in blocks]
         assert sorted(paid) == sorted(due), "not its path, once"
         assert event["kind"] != "unprotected.v1" or binding[0][:6] == "nobody", "no guarantee"
+        self.count(path, self.entry["seq"])
         for scope, block, *units in body["charges"]:
             rule, _, limits = self.granted[scope]
             trusted = {*rule.get("certified_by", [])}
@@ -90,6 +91,7 @@ class Audit(Decisions):
             assert previous == entry["hash"], f"{number}: the hash"
             try:
                 rules.get(entry["kind"], lambda *_: None)(entry["scope"], entry["release_id"], body)
+                self.heads.append(previous)
             except (AssertionError, KeyError, TypeError, ValueError) as rule:
                 sys.exit(f"entry {number} ({entry['kind']}) breaks a rule: {rule}")
         return previous
@@ -103,4 +105,6 @@ for scope, blocks in sorted(audit.spent.items()):
         print(json.dumps({"scope": scope, "block": block, "granted": granted, "units": units}))
 if audit.unsigned:
     print("nobody signed the decisions in entries", audit.unsigned, file=sys.stderr)
+if audit.own:
+    print("who charges could write the checkpoints in entries", audit.own, file=sys.stderr)
 print("all within the rules; the last hash is", last, file=sys.stderr)

@@ -1,10 +1,11 @@
-"""What owners decide: grants, approvals, and going on after a loss."""
+"""What owners and witnesses do: grants, approvals, going on after a loss, checkpoints."""
 
+import base64
 import json
 import sys
 
 from costs import account, capacity, fold, follows, holds, path_of
-from signatures import check_decision, people
+from signatures import check_decision, note_signers, people
 
 
 class Decisions:
@@ -12,6 +13,7 @@ class Decisions:
         self.granted, self.spent, self.waiting, self.approvals, self.releases = {}, {}, {}, {}, {}
         self.closed, self.proposed = set(), {}
         self.marks, self.unsigned = [], []  # of each recovery; decisions that nobody signed
+        self.heads, self.watched, self.own = [], {}, []  # charges behind what a witness signed
 
     def signers(self, at, rule):
         """Who may sign a grant of a scope now, by name."""
@@ -52,8 +54,33 @@ class Decisions:
         assert all(holds(limits, sums[b]) for b in sums if b.startswith(now)), "less than is spent"
         if at in self.granted:
             follows(self.granted[at], charged, rule, binding)
+        self.watch(at, rule)
         self.granted[at] = rule, binding, limits
         self.closed.discard(at)
+
+    def watch(self, at, rule):
+        key, _ = rule.get("witness", (None, 0))
+        before = self.granted.get(at, [{}])[0].get("witness", [None])
+        if key and key != before[0]:
+            self.watched[at] = self.entry["seq"], []
+
+    def count(self, path, seq):
+        for at in path:
+            if demand := self.granted[at][0].get("witness"):
+                assert len(self.watched[at][1]) < demand[1], "further than its witness"
+                self.watched[at][1].append(seq)
+
+    def witness(self, at, _, body):
+        rules = {at: self.granted[at][0].get("witness") for at in self.watched}
+        signers, lines = note_signers(body["note"], {rule[0] for rule in rules.values() if rule})
+        size, head = int(lines[1]), base64.b64decode(lines[2]).hex()
+        assert 0 < size <= len(self.heads) and self.heads[size - 1] == head, "another history"
+        gains = [at for at, rule in rules.items() if rule and rule[0] in signers]
+        gains = [at for at in gains if self.watched[at][0] < size]
+        assert gains, "a checkpoint that nobody waits for"
+        for at in gains:
+            self.watched[at] = size, [seq for seq in self.watched[at][1] if seq > size]
+        self.own += [self.entry["seq"]] if body["own"] else []
 
     def end(self, *states):
         rows = {name: row for name, row in self.releases.items() if row["state"] in states}
@@ -80,6 +107,7 @@ class Decisions:
             stated[name] = terms, closed, approvals
         self.unsigned += [self.entry["seq"]] if is_other else []
         for name, (terms, closed, approvals) in stated.items():
+            self.watch(name, terms[0])
             self.granted[name], self.approvals[name] = terms, approvals
             self.closed = self.closed - {name} | ({name} if closed else set())
         for scope, block, *units in body["spent"]:

@@ -58,6 +58,14 @@ def is_signed(text, signature, verifier_key):
     return times(scalar, BASE) == add(r, times(int.from_bytes(digest, "little") % ORDER, a))
 
 
+def note_signers(note, keys):
+    """Those of these verifier keys that signed a note, and its lines."""
+    text, _, below = note.rpartition("\n\n")
+    signed = [line.removeprefix("\u2014 ").split(" ") for line in below.splitlines()]
+    pairs = [(key, part[1]) for key in keys for part in signed if part[0] == key.split("+")[0]]
+    return {key for key, part in pairs if is_signed(text + "\n", part, key)}, text.splitlines()
+
+
 def people(keys):
     """Verifier keys by name: each person has one name and one key."""
     parts = [key.split("+", 2) for key in keys]

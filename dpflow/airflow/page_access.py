@@ -26,6 +26,7 @@ from dpflow.airflow.connection import ledger_target
 from dpflow.airflow.links import make_task_path
 from dpflow.airflow.run_names import name_run
 from dpflow.catalogue import locate_ledger
+from dpflow.engine.releases.reconcile import parse_place
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, ShownRelease
 from dpflow.ui.application import create_app
@@ -108,6 +109,13 @@ class AirflowPages(Host):
     """Airflow around the page. The ledger knows runs by their identity (`name_run`), Airflow by run ids: its database
     says which is which.
     """
+
+    @property
+    def published(self) -> list[tuple[Path, str]]:
+        """What the connection's extra ``published`` names, as ``FILE`` or ``FILE:TABLE``."""
+        connection = find_connection()
+        named = connection.extra_dejson.get("published") if connection is not None else None
+        return [parse_place(text) for text in ([named] if isinstance(named, str) else named or ())]
 
     def name_dags(self, dag_id: str) -> list[str]:
         """The DAG's own id, and that of its runs through a service."""

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from dpflow.cli.console import LedgerOption, require_place
+from dpflow.cli.statement import PublishedOption, find_published
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 
@@ -29,6 +30,7 @@ def command(
         list[str] | None,
         typer.Option("--key", help="Verifier key of who signs them; may be repeated."),
     ] = None,
+    published: PublishedOption = None,
     token_sha256: Annotated[
         str | None,
         typer.Option(
@@ -60,11 +62,12 @@ def command(
         from dpflow.ui.application import clean_prefix, create_app
     from dpflow.ledger import BudgetView
     from dpflow.ui.token_gate import TokenGate
-    from dpflow.ui.visit import Audience
+    from dpflow.ui.visit import Audience, Host
 
     # Opened before the port: a wrong place is told at once.
     view = BudgetView(require_place(ledger), checkpoints=checkpoints, keys=key or ())
-    app = create_app(lambda: view, audience=lambda: Audience(), prefix=prefix)
+    host_page = Host(find_published(published))
+    app = create_app(lambda: view, audience=lambda: Audience(), prefix=prefix, host=host_page)
     expected = token_sha256 or digest
     place = f"http://{f'[{host}]' if ':' in host else host}:{port}{clean_prefix(prefix)}/"
     print(place if token_sha256 else f"{place}?token={secret}", flush=True)

@@ -35,9 +35,11 @@ def sign_checkpoint(
         ),
     ] = None,
     into: Annotated[
-        Path | None,
+        str | None,
         typer.Option(
-            help="A folder outside: go on from the newest checkpoint there, and add a file if there is anything new."
+            metavar="PLACE",
+            help="A folder outside, or git+URL, a Git repository: go on from the newest checkpoint there, and add one if there is "
+            "anything new.",
         ),
     ] = None,
     ledger: LedgerOption = None,
@@ -55,9 +57,9 @@ def sign_checkpoint(
     print(open_ledger(ledger).checkpoint(signer, since=earlier), end="")
 
 
-def _add_checkpoint(folder: Path, signer: Signer | None, place: str | None) -> None:
-    book = open_ledger(place)
-    added = book.witness(folder, signer)
+def _add_checkpoint(into: str, signer: Signer | None, ledger: str | None) -> None:
+    book = open_ledger(ledger)
+    added = book.witness(into, signer)
     if added.is_new:
         print(f"entry {added.size}: the history extends what was there; {added.file} was added")
     else:
@@ -65,7 +67,7 @@ def _add_checkpoint(folder: Path, signer: Signer | None, place: str | None) -> N
     if book.may_be_written():
         print(
             "note: this user can write the ledger, too, so these checkpoints are evidence against accidents only; run it as a "
-            "user who may read the ledger and nobody else may write the folder",
+            "user who may read the ledger and nobody else may write the place",
             file=sys.stderr,
         )
 

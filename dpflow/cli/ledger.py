@@ -103,6 +103,17 @@ SignOption = Annotated[
         help="File of your private key (dpflow ledger key FILE --name NAME), which signs the decision.",
     ),
 ]
+WitnessOption = Annotated[
+    str | None,
+    typer.Option(help="Verifier key of a witness, whose checkpoints charges of this scope demand."),
+]
+WitnessEveryOption = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        help="After so many charges the witness must have signed, or the next is refused; 0 ends it; as before if left out.",
+    ),
+]
 NewOnlyOption = Annotated[
     bool,
     typer.Option(
@@ -139,6 +150,8 @@ def grant(
     certifier: CertifiersOption = None,
     signer: SignersOption = None,
     sign: SignOption = None,
+    witness: WitnessOption = None,
+    witness_every: WitnessEveryOption = None,
     confirm_large: ConfirmOption = False,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
@@ -163,6 +176,8 @@ def grant(
         "signers": signer,
         "signer": checkpoints.read_signer(sign),
         "confirm_large": confirm_large,
+        "witness": witness,
+        "witness_every": witness_every,
     }
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
@@ -200,6 +215,8 @@ def quota(
     certifier: CertifiersOption = None,
     signer: SignersOption = None,
     sign: SignOption = None,
+    witness: WitnessOption = None,
+    witness_every: WitnessEveryOption = None,
     period: Annotated[
         Literal["day", "week", "month", "never"] | None,
         typer.Option(help="The quota is whole again after each (UTC). The scope above never is."),
@@ -214,6 +231,7 @@ def quota(
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
+    terms |= {"witness": witness, "witness_every": witness_every}
     _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
 
 
@@ -269,6 +287,8 @@ def show_scopes(
     amounts = ("epsilon granted", "epsilon left", "delta left")
     columns = ("scope", "block", *amounts, "filter", "used", "protects")
     show_table("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in cells))
+    for witness in [] if service is not None else book.witness_states():
+        print(witness)
 
 
 @app.command()

@@ -22,12 +22,30 @@ from dpflow.cli.console import (
     show_table,
     spreadsheet_cells,
 )
-from dpflow.engine.releases.reconcile import reconcile
+from dpflow.engine.releases.reconcile import parse_place, reconcile
 from dpflow.ledger import StatementLine
 from dpflow.ledger.books.records import read_point
 
 _HIDDEN = {"release_id", "scope", "table"}  # in a table for people; the other forms have them
 _SHOWN = tuple(f.name for f in fields(StatementLine) if f.name not in _HIDDEN)
+
+
+PublishedOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--published",
+        help="A published file, or FILE:TABLE; may be repeated; the output of dpflow.yml if left out.",
+    ),
+]
+
+
+def find_published(published: list[str] | None) -> list[tuple[Path, str]]:
+    """Files and tables that options name, or the output of dpflow.yml."""
+    places = [parse_place(text) for text in published or ()]
+    catalogue = None if published else find_catalogue()
+    if catalogue is not None and catalogue.output is not None:
+        places = [(catalogue.output.database, catalogue.output.table)]
+    return places
 
 
 def write_statement(
@@ -86,13 +104,7 @@ def write_statement(
 
 
 def reconcile_ledger(
-    published: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--published",
-            help="A published file, or FILE:TABLE; may be repeated; the output of dpflow.yml if left out.",
-        ),
-    ] = None,
+    published: PublishedOption = None,
     scope: Annotated[
         str | None, typer.Option(help="Only this scope and the quotas below it.")
     ] = None,
@@ -103,11 +115,11 @@ def reconcile_ledger(
 
     Charges nothing and reads no private row.
     """
-    places = [_parse_place(text) for text in published or ()]
-    catalogue = None if published else find_catalogue()
-    if catalogue is not None and catalogue.output is not None:
-        places = [(catalogue.output.database, catalogue.output.table)]
-    result = reconcile(open_ledger(ledger), places, scope)
+    places = find_published(published)
+    book = open_ledger(ledger)
+    if scope is not None:
+        book.scope(scope)  # a name that is none would read as a scope without releases
+    result = reconcile(book.releases(), places, scope)
     if as_json:
         show_json(result.to_json())
     else:
@@ -125,8 +137,3 @@ def reconcile_ledger(
                 print(f"{len(names)} {what}: {', '.join(names[:20])}")
     if not result.ok:
         sys.exit(1)
-
-
-def _parse_place(text: str) -> tuple[Path, str]:
-    file, _, table = text.rpartition(":")
-    return (Path(file), table) if file else (Path(text), "releases")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from dpflow.ledger.audit.budget_view import BudgetState as BudgetState
     from dpflow.ledger.audit.budget_view import BudgetView as BudgetView
     from dpflow.ledger.audit.budget_view import ScopeSummary as ScopeSummary
-    from dpflow.ledger.audit.budget_view import ShownRelease as ShownRelease
+    from dpflow.ledger.audit.shown_releases import ShownRelease as ShownRelease
     from dpflow.ledger.audit.signed_notes import SignedNote as SignedNote
     from dpflow.ledger.audit.statement import Statement as Statement
     from dpflow.ledger.audit.statement import StatementLine as StatementLine
@@ -54,7 +54,7 @@ _MODULES = {
     "ScopeSummary": "dpflow.ledger.audit.budget_view",
     "SessionRecord": "dpflow.ledger.books.records",
     "Settlement": "dpflow.ledger.books.records",
-    "ShownRelease": "dpflow.ledger.audit.budget_view",
+    "ShownRelease": "dpflow.ledger.audit.shown_releases",
     "SignedNote": "dpflow.ledger.audit.signed_notes",
     "Slot": "dpflow.ledger.books.records",
     "Statement": "dpflow.ledger.audit.statement",

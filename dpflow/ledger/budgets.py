@@ -15,7 +15,7 @@ from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.audited_ledger import AuditedLedger
-from dpflow.ledger.books import charges, data_claims, grants
+from dpflow.ledger.books import charges, data_claims, grants, witnesses
 from dpflow.ledger.books.records import (
     GrantProposal,
     Remaining,
@@ -24,6 +24,7 @@ from dpflow.ledger.books.records import (
     checked_principal,
     stored_json,
 )
+from dpflow.ledger.books.witnesses import WitnessState
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
@@ -54,6 +55,8 @@ class BudgetLedger(AuditedLedger):
         confirm_large: bool = False,
         signers: Sequence[str] | None = None,
         signer: Signer | None = None,
+        witness: str | None = None,
+        witness_every: int | None = None,
     ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
 
@@ -78,6 +81,9 @@ class BudgetLedger(AuditedLedger):
                 that name none, are then signed by one of them; of two approvals, by two. None keeps what
                 an earlier grant said, and an empty list ends it, signed.
             signer: the key pair of whoever grants. Its name is the principal then.
+            witness: verifier key of a witness, whose checkpoint must not be further behind than
+                ``witness_every`` charges of this scope, 0 ends that; None keeps what an earlier grant said.
+                See `dpflow.ledger.books.witnesses`.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
@@ -96,7 +102,7 @@ class BudgetLedger(AuditedLedger):
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
         terms = grants.Terms.parse_terms(
-            filter, epsilon, delta, tail_share, certified_by, signers=signers
+            filter, epsilon, delta, tail_share, certified_by, None, signers, witness, witness_every
         )
         grants.require_confirmation(epsilon, delta, confirm_large)
         with self._begin_writing() as writer:
@@ -126,6 +132,8 @@ class BudgetLedger(AuditedLedger):
         principal: str,
         signers: Sequence[str] | None = None,
         signer: Signer | None = None,
+        witness: str | None = None,
+        witness_every: int | None = None,
     ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
         one; or change it.
@@ -133,7 +141,7 @@ class BudgetLedger(AuditedLedger):
         What is charged to a quota is charged to every scope above it, too. It protects what the
         scope above protects, by the same blocks, and counts by the same filter unless ``filter``
         says otherwise. Several quotas may add up to more than the scope above: then the first to
-        spend is served. ``approvals``, ``certified_by`` and ``signers`` are the quota's own, as for `grant`.
+        spend is served. ``approvals``, ``certified_by``, ``signers`` and ``witness`` are the quota's own, as for `grant`.
 
         Args:
             period: ``day``, ``week`` or ``month`` (UTC) after which the quota is whole again, ``never``,
@@ -156,7 +164,8 @@ class BudgetLedger(AuditedLedger):
             before = charges.find_scope(writer.state, scope)
             name = filter or (before or above).filter.name
             terms = grants.Terms.parse_terms(
-                name, epsilon, delta, tail_share, certified_by, period, signers
+                *(name, epsilon, delta, tail_share, certified_by),
+                *(period, signers, witness, witness_every),
             )
             grants.require_inside(scope, terms, above)
             binding = above.protects, above.blocks
@@ -263,6 +272,11 @@ class BudgetLedger(AuditedLedger):
             costs = charges.list_costs(state, scope)
             spent = select_current(granted.filter.period, costs, day) or [("", Cost())]
             return Remaining(granted, tuple(spent), day)
+
+    def witness_states(self) -> list[WitnessState]:
+        """How far the witness of each scope is that demands one."""
+        with self._begin_reading() as state:
+            return witnesses.list_states(state)
 
     def odometer(self, scope: str, *, delta: Amount | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the

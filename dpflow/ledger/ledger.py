@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Unpack
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar, Unpack
 
 from dpflow import fault_points
-from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput
+from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput, WitnessBehind
 from dpflow.ledger.audit.recheck import RESERVED_KINDS
-from dpflow.ledger.books import charges, data_claims, releases, sessions
+from dpflow.ledger.audit.witness import open_place
+from dpflow.ledger.books import charges, data_claims, releases, sessions, witnesses
 from dpflow.ledger.books.records import (
     AnswerRecord,
     ReleaseKey,
@@ -25,9 +28,12 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
 from dpflow.ledger.budgets import BudgetLedger
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
+
+T = TypeVar("T")
 
 
 class Ledger(BudgetLedger):
@@ -80,6 +86,9 @@ class Ledger(BudgetLedger):
             DpflowError: as `reserve`; then none of them was charged.
         """
         self._require_spender()
+        return self._charge(lambda: self._reserve_many(asks), asks[:1])
+
+    def _reserve_many(self, asks: Sequence[ReleaseCharge]) -> list[Reservation]:
         reservations: dict[ReleaseKey, Reservation] = {}
         try:
             with self._begin_writing(ReadAhead(releases.wanted_rows(asks))) as writer:
@@ -263,6 +272,9 @@ class Ledger(BudgetLedger):
         ask = ReleaseCharge(key, **terms)
         self._require_spender()
         secret = add_salt(releases.encode_ordered(state))
+        return self._charge(lambda: self._open_session(ask, secret, exclusive), [ask])
+
+    def _open_session(self, ask: ReleaseCharge, secret: str, exclusive: bool) -> SessionRecord:
         try:
             with self._begin_writing(ReadAhead(releases.wanted_rows([ask]))) as writer:
                 row, resumed = releases.find_release(writer, ask), False
@@ -405,6 +417,41 @@ class Ledger(BudgetLedger):
         """
         with self._begin_reading() as state:
             return sessions.list_answers(self._cipher, state, session_id, after)
+
+    def _charge(self, verb: Callable[[], T], asks: Sequence[ReleaseCharge]) -> T:
+        """Charge; where a scope demands a newer checkpoint of its witness, bring that in and try once more."""
+        try:
+            return verb()
+        except WitnessBehind:
+            if not self._bring_checkpoint(asks[0].principal):
+                raise
+        return verb()
+
+    def _bring_checkpoint(self, principal: str) -> bool:
+        """Write the newest checkpoint of DPFLOW_LEDGER_WITNESS into the history; false if no scope gains by it.
+
+        Where DPFLOW_LEDGER_WITNESS_KEY names a witness's private key, one is signed and added first.
+        """
+        name, key = (os.environ.get(f"DPFLOW_LEDGER_WITNESS{part}") for part in ("", "_KEY"))
+        if not name:
+            return False
+        try:
+            if key:
+                self.witness(name, Signer.parse(Path(key).read_text(encoding="utf-8")))
+        except OSError as error:
+            raise InvalidInput(
+                f"the witness's key {key} cannot be read ({error.strerror}); correct DPFLOW_LEDGER_WITNESS_KEY"
+            ) from None
+        place = open_place(name)
+        newest = place.newest()
+        if newest is None:
+            return False
+        is_own = bool(key) or place.may_be_written()
+        with self._begin_writing() as writer:
+            brought = witnesses.take_checkpoint(writer, newest[1], is_own, principal)
+            fault_points.pass_point("witness.before-commit")
+        fault_points.pass_point("witness.after-commit")
+        return brought
 
     def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
         """Write down what a budget refused, for auditors."""

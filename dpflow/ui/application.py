@@ -97,7 +97,8 @@ def create_app(
         if name and inner.endswith("/"):
             query = f"?{request.url.query}" if request.url.query else ""
             return RedirectResponse(f"../{name}{query}")
-        response = _render(lazy, name, who, request, host or Host())
+        visit = Visit(lazy.get(), who, request.query_params, host or Host())
+        response = _render(name, visit)
         response.headers["Server-Timing"] = f"page;dur={1000 * (time.perf_counter() - started):.1f}"
         return response
 
@@ -113,18 +114,12 @@ def clean_prefix(prefix: str) -> str:
     return "".join(f"/{part}" for part in prefix.split("/") if part)
 
 
-def _render(
-    lazy: LazyView,
-    name: str,
-    who: Audience,
-    request: Request,
-    host: Host,
-) -> HTMLResponse:
-    view = lazy.get()
+def _render(name: str, visit: Visit) -> HTMLResponse:
+    view = visit.view
     # Each time: it may have been upgraded, or another one be in its place.
     view.check()
     progress = view.catch_up()
-    shown = PAGES[name](Visit(view, who, request.query_params, host))
+    shown = PAGES[name](visit)
     notices = []
     if not progress.complete:
         notices.append(

@@ -158,6 +158,7 @@ def page(title: str, current: str, notices: Iterable[object], *parts: object, wa
 
 MENU: Mapping[str, str] = {
     "": "Budgets",
+    "reconciliation": "Reconciliation",
     "releases": "Releases",
     "sessions": "Sessions",
     "alarms": "Alarms",

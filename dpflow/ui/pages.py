@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime as dt
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
@@ -21,22 +20,14 @@ from dpflow.ledger import (
 )
 from dpflow.ledger.books.records import stored_json, units_text
 from dpflow.ui import markup
+from dpflow.ui.account_pages import show_reconciliation, show_statement
 from dpflow.ui.figures import burn_down, describe_event, make_figures
 from dpflow.ui.markup import Markup, element, join, link, table
-from dpflow.ui.visit import Missing, Visit
+from dpflow.ui.visit import Missing, Page, Visit
 
 PAGE = 50  # rows of a table
 _MOST_SCOPES = 1000  # that alarms look at
 _OLD = dt.timedelta(days=7)  # of a checkpoint
-
-
-@dataclass(frozen=True)
-class Page:
-    """What a page says: its title, what of the menu it belongs to, and its parts."""
-
-    title: str
-    menu: str
-    parts: tuple[object, ...]
 
 
 def show_budgets(visit: Visit) -> Page:
@@ -154,6 +145,8 @@ def show_scope(visit: Visit) -> Page:
         word = "Block" if period is None else "Period"
         parts += _make_block_table(visit, name, today, word)
     others = (
+        link("Statement of this scope", "statement", name=name),
+        " · ",
         link("Releases of this scope", "releases", scope=name),
         " · ",
         link("History of this scope", "history", scope=name),
@@ -570,6 +563,8 @@ def _render_facts(facts: Iterable[tuple[str, object]]) -> Markup:
 PAGES: Mapping[str, Callable[[Visit], Page]] = {
     "": show_budgets,
     "scope": show_scope,
+    "statement": show_statement,
+    "reconciliation": show_reconciliation,
     "releases": show_releases,
     "release": show_release,
     "sessions": show_sessions,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, ShownRelease
@@ -29,7 +30,19 @@ class Audience:
 
 
 class Host:
-    """What the page stands in: alone it knows DAGs and runs by the ledger's names, and no place of a task."""
+    """What the page stands in: alone it knows DAGs and runs by the ledger's names, and no place of a task.
+
+    Args:
+        published: files and tables in which releases are published.
+    """
+
+    def __init__(self, published: Sequence[tuple[Path, str]] = ()) -> None:
+        self._published = published
+
+    @property
+    def published(self) -> Sequence[tuple[Path, str]]:
+        """Files and tables to compare with what was settled."""
+        return self._published
 
     def name_dags(self, dag_id: str) -> Collection[str]:
         """What the ledger calls a DAG."""
@@ -42,6 +55,15 @@ class Host:
     def find_task_address(self, release: ShownRelease) -> str:
         """Where the task of a release is shown, or a session's DAG; "" for nowhere."""
         return ""
+
+
+@dataclass(frozen=True)
+class Page:
+    """What a page says: its title, what of the menu it belongs to, and its parts."""
+
+    title: str
+    menu: str
+    parts: tuple[object, ...]
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,22 @@ def test_grants_that_people_sign(tiny: Tiny, run: Run, tmp_path: Path) -> None:
     assert "self-declared, not signed" in run("verify")
 
 
+def test_a_scope_demands_a_witness(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    """The grant names key and number, and show says how far the witness is."""
+    key = run("key", str(tmp_path / "nightly"), "--name", "nightly").strip()
+    words = ["grant", "w", "--epsilon", "1", "--no-table", "--witness"]
+    with pytest.raises(InvalidInput, match="--witness-every N"):
+        run(*words, key)
+    run(*words, key, "--witness-every", "5")
+    seq = Ledger(tiny.ledger).history()[-1].seq
+    said = f"scope 'w': witness nightly is at entry {seq}, 0 of 5 charges came behind it"
+    assert said in run("show")
+    (tmp_path / "outside").mkdir()
+    place = str(tmp_path / "outside")
+    added = run("checkpoint", "--key", str(tmp_path / "nightly"), "--into", place)
+    assert "000000000001.txt was added" in added
+
+
 def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:
     """On the screen, as CSV, as JSON, and as a page in a file."""
     charge(tiny, "one")

@@ -14,7 +14,7 @@ from hypothesis.errors import FlakyFailure
 
 from dpflow.ledger.audit import recheck, recovery
 from dpflow.ledger.audit.verify import TableCheck
-from dpflow.ledger.books import charges, data_claims, grants, releases, sessions
+from dpflow.ledger.books import charges, data_claims, grants, releases, sessions, witnesses
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.state import LedgerState
 
@@ -101,6 +101,17 @@ def approve_alone(patch: pytest.MonkeyPatch) -> None:
     )
 
 
+def ignore_witnesses(patch: pytest.MonkeyPatch) -> None:
+    """A scope pays however far its witness is behind."""
+    patch.setattr(witnesses, "count_charges", lambda *_: None)
+
+
+def believe_any_witness(patch: pytest.MonkeyPatch) -> None:
+    """A charge begins to count anew whenever somebody asks."""
+    read = witnesses._find_row
+    patch.setattr(witnesses, "_find_row", lambda *names: read(*names)._replace(charges=0))
+
+
 def take_no_sums_over(patch: pytest.MonkeyPatch) -> None:
     """A recovery goes on with what the older copy says was spent."""
     patch.setattr(recovery.CheckpointTrace, "due", lambda *_: {})
@@ -139,6 +150,8 @@ BROKEN = {
     answer_old_states: 200,
     approve_alone: 100,
     take_no_sums_over: 100,
+    ignore_witnesses: 50,
+    believe_any_witness: 50,
 }
 
 

@@ -580,7 +580,11 @@ def test_any_prefix(visit: Any, prefix: str) -> None:
 
 @pytest.mark.parametrize("name", PAGES)
 def test_every_page_is_found_by_its_name(books: Books, visit: Any, name: str) -> None:
-    query = {"scope": "?name=flights", "release": f"?id={books.orphan}"}.get(name, "")
+    query = {
+        "scope": "?name=flights",
+        "statement": "?name=flights",
+        "release": f"?id={books.orphan}",
+    }.get(name, "")
     response = visit().client.get(f"/{name}{query}")
     assert response.status_code == 200 and response.headers["server-timing"].startswith("page;dur=")
 

@@ -38,7 +38,8 @@ def test_clocks_that_differ_change_dates_and_no_sum(
         books.release("visits", f"by clock {number}", "0.01", dag="daily", run_id=f"r{number}")
     monkeypatch.undo()
     visitor = visit()
-    assert all(visitor.get(name) for name in PAGES if name not in ("scope", "release"))
+    assert all(visitor.get(name) for name in PAGES if name not in ("scope", "statement", "release"))
+    assert visitor.get("statement?name=visits")
     names = [row["Release"] for row in next(iter(visitor.read_tables("releases").values()))]
     assert names[:3] == ["by clock 2", "by clock 1", "by clock 0"]
     (row,) = books.ledger.remaining("visits").rows()

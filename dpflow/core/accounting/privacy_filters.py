@@ -73,6 +73,29 @@ class Guarantee:
 
 
 @dataclass(frozen=True)
+class WitnessDemand:
+    """How many charges a budget may pay behind the last one that somebody outside has seen.
+
+    Attributes:
+        key: the verifier key of the witness.
+        every: charges, from 1.
+    """
+
+    key: str
+    every: int
+
+    def __post_init__(self) -> None:
+        if (
+            not isinstance(self.key, str)
+            or type(self.every) is not int
+            or not 0 < self.every < 2**31
+        ):
+            raise InvalidDeclaration(
+                "a witness is demanded by its verifier key, and after a whole number of charges from 1."
+            )
+
+
+@dataclass(frozen=True)
 class Filter:
     """One grant's rule. Build it with `make_filter`; the fields are what the ledger stores.
 
@@ -89,6 +112,8 @@ class Filter:
             one of them. It changes no sum, either.
         period: of a quota that refreshes: what each of its accounts holds is for one such period.
             It proves nothing, and belongs to no scope whose promise somebody relies on.
+        witness: whose checkpoint must not be further behind, and how far; None if nobody's. It changes
+            no sum, either.
     """
 
     name: FilterName
@@ -99,6 +124,7 @@ class Filter:
     certified_by: tuple[str, ...] = ()
     period: Period | None = None
     signers: tuple[str, ...] = ()
+    witness: WitnessDemand | None = None
 
     def __post_init__(self) -> None:
         if self.name not in ("basic", "renyi", "hybrid"):
@@ -176,11 +202,12 @@ class Filter:
         return basic or (total.renyi <= capacity.renyi and total.delta <= capacity.renyi_delta)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything that was fixed, amounts as exact strings; ``certified_by``, ``signers`` and
-        ``period`` only where there are any.
+        """Everything that was fixed, amounts as exact strings; ``certified_by``, ``signers``,
+        ``period`` and ``witness`` only where there are any.
         """
         optional: dict[str, Any] = {"certified_by": list(self.certified_by), "period": self.period}
         optional["signers"] = list(self.signers)
+        optional["witness"] = self.witness and [self.witness.key, self.witness.every]
         return {name: value for name, value in optional.items() if value} | {
             "version": 1,
             "name": self.name,
@@ -196,7 +223,7 @@ class Filter:
         `InvalidAmount`.
         """
         names = {"version", "name", "epsilon", "delta", "order", "tail_delta"}
-        optional = ("certified_by", "signers", "period")
+        optional = ("certified_by", "signers", "period", "witness")
         given = data if isinstance(data, Mapping) else {}
         lists = [given.get(name, ()) for name in optional[:2]]
         if (
@@ -204,6 +231,10 @@ class Filter:
             or given["version"] != 1
             or not all(isinstance(keys, (list, tuple)) for keys in lists)
             or not all(isinstance(key, str) for keys in lists for key in keys)
+            or (
+                "witness" in given
+                and (type(given["witness"]) is not list or len(given["witness"]) != 2)
+            )
         ):
             raise InvalidDeclaration(
                 f"not a filter of version 1: it has the fields {', '.join(sorted(names))}, and may have "
@@ -219,6 +250,7 @@ class Filter:
             tuple(lists[0]),
             data.get("period"),
             tuple(lists[1]),
+            WitnessDemand(*data["witness"]) if "witness" in data else None,
         )
 
 

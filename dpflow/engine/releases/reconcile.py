@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from dpflow.ledger import Ledger
 from dpflow.tables import published_ids
 
 
@@ -45,25 +44,44 @@ class Reconciliation:
         return {"ok": self.ok, **asdict(self)}
 
 
+def parse_place(text: str) -> tuple[Path, str]:
+    """A published file and its table, as ``FILE`` or ``FILE:TABLE`` names them."""
+    file, _, table = text.rpartition(":")
+    return (Path(file), table) if file else (Path(text), "releases")
+
+
+class ReconciledRelease(Protocol):
+    """What is compared of a release: `dpflow.ledger.ReleaseRecord`, or a page's row."""
+
+    @property
+    def release_id(self) -> str: ...
+    @property
+    def scope(self) -> str: ...
+    @property
+    def state(self) -> str: ...
+    @property
+    def request(self) -> Mapping[str, Any]: ...
+
+
 def reconcile(
-    ledger: Ledger, tables: Sequence[tuple[Path, str]], scope: str | None = None
+    releases: Iterable[ReconciledRelease],
+    tables: Sequence[tuple[Path, str]],
+    scope: str | None = None,
 ) -> Reconciliation:
-    """Hold every release against its settlement and the published tables. Charges nothing.
+    """Hold releases against their settlement and the published tables. Charges nothing.
 
     Args:
+        releases: and sessions, all or the newest of a ledger.
         tables: published files and a table in each. Without any, only settlement is compared.
         scope: only releases of this scope and the quotas below it.
 
     Raises:
-        UnknownName: nobody granted the scope.
         TableError: a file cannot be read.
     """
-    if scope is not None:
-        ledger.scope(scope)
-    records = [r for r in ledger.releases() if r.state in ("reserved", "settled", "fenced")]
+    records = [r for r in releases if r.state in ("reserved", "settled", "fenced")]
     inside = [r for r in records if scope is None or f"{r.scope}/".startswith(f"{scope}/")]
     shown = {name for database, table in tables for name in published_ids(database, table)}
-    settled = [r for r in inside if r.settled]
+    settled = [r for r in inside if r.state == "settled"]
     due = [r.release_id for r in settled if r.request.get("publish")] if tables else []
     return Reconciliation(
         charged=len(inside),
@@ -73,5 +91,5 @@ def reconcile(
         to_publish=len(due),
         published=sum(name in shown for name in due),
         unpublished=tuple(name for name in due if name not in shown),
-        unknown=tuple(sorted(shown - {r.release_id for r in records if r.settled})),
+        unknown=tuple(sorted(shown - {r.release_id for r in records if r.state == "settled"})),
     )

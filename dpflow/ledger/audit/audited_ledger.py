@@ -20,7 +20,7 @@ from dpflow.ledger.audit.audit_page import AuditPage
 from dpflow.ledger.audit.failures import FailureReport, read_failures
 from dpflow.ledger.audit.forward import ForwardCheck
 from dpflow.ledger.audit.statement import Group, Statement, StatementReader
-from dpflow.ledger.audit.witness import Witnessed, add_checkpoint
+from dpflow.ledger.audit.witness import Witnessed, add_checkpoint, open_place
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
     Entry,
@@ -249,7 +249,7 @@ class AuditedLedger(SealedDatabase):
         compared = points[0][0].size if points else None
         found = *problems, *trace.problems
         declared = tuple(expected.self_declared)
-        warnings = tuple(trace.warnings)
+        warnings = *trace.warnings, *expected.warnings
         return VerificationReport(expected.entries, found, compared, warnings, after, declared)
 
     def _verify_within(
@@ -327,13 +327,15 @@ class AuditedLedger(SealedDatabase):
         point = recovery.make_checkpoint(self._anchor, expected, trace, after)
         return (signer or self.signer).sign(point.text)
 
-    def witness(self, folder: Path, signer: Signer | None = None) -> Witnessed:
-        """Add a checkpoint to a folder outside, if anything was written since the newest one there.
+    def witness(self, place: str | Path, signer: Signer | None = None) -> Witnessed:
+        """Add a checkpoint to a place outside, if anything was written since the newest one there.
 
         It is verified forward from that one, which the history must extend. Arguments and errors as of
-        `checkpoint` and `dpflow.ledger.audit.witness.add_checkpoint`.
+        `checkpoint`, `dpflow.ledger.audit.witness.open_place` and `dpflow.ledger.audit.witness.add_checkpoint`.
         """
-        return add_checkpoint(folder, lambda earlier: self.checkpoint(signer, since=earlier))
+        return add_checkpoint(
+            open_place(str(place)), lambda earlier: self.checkpoint(signer, since=earlier)
+        )
 
     def may_be_written(self) -> bool:
         """Whether this user can write the ledger, or put another file in its place: what it says of the

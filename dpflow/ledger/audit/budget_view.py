@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +20,14 @@ import sqlalchemy as sa
 
 from dpflow.core.accounting.periods import name_period
 from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
-from dpflow.core.contract.question_text import describe_question
-from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
-from dpflow.ledger.audit.recheck import read_body
+from dpflow.ledger.audit.shown_releases import RELEASES, ShownRelease, find_entries, show_releases
 from dpflow.ledger.audit.signed_notes import SignedNote, read_notes
+from dpflow.ledger.audit.statement import PageStatement, Settled, read_newest
 from dpflow.ledger.books import charges, grants
 from dpflow.ledger.books.records import (
     NEAR_END,
-    UNREADABLE_ROW,
     Entry,
     GrantProposal,
     Scope,
@@ -62,16 +60,6 @@ _SCOPES = Prepared(
     .order_by(_S.name)
     .limit(_LIMIT)
 )
-_ENTRIES = prepare_lookup(list(schema.entry.columns), [_E.seq])
-#: What a page shows of a release; the others are large, or nobody's business.
-_SHOWN = [
-    _R[name]
-    for name in (
-        *("id", "scope", "dag_id", "task_id", "run_identity", "state", "attempts", "principal"),
-        *("blocks", "event", "request", "name", "seq"),
-    )
-]
-_RELEASES = prepare_lookup(_SHOWN, [_R.id])
 _SLOTS = prepare_lookup([schema.slot.c.release_id], [schema.slot.c.run])
 _SETTLED = Prepared(
     sa.select(_E.seq, _E.at)
@@ -158,6 +146,8 @@ _FULLEST_NOW = _prepare_used(_select_fullest, _OF_PERIOD)
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
 _EARLIER_BLOCKS = Prepared(_BLOCKS.where(_A.block < sa.bindparam("before", type_=sa.Text)))
+_BLOCKS_OF = Prepared(sa.select(schema.account).where(_OF_SCOPE))
+_SCOPE = Prepared(sa.select(_S.seq).where(match_columns(_S.name)))
 _BLOCK = Prepared(sa.select(schema.account).where(match_columns(_A.scope, _A.block)))
 
 
@@ -193,55 +183,6 @@ class ScopeSummary:
     def scope(self) -> Scope:
         """The scope itself."""
         return self.fullest.scope
-
-
-@dataclass(frozen=True)
-class ShownRelease:
-    """The public side of a release or session.
-
-    Attributes:
-        dag_id: empty outside Airflow.
-        question: what it asked, such as ``count by month, from orders``.
-        charges: scope, block and cost of each budget that paid.
-        run: its run identity: a data interval, a partition, Airflow's run id, or a name and revision.
-        params: what its mechanism was given, as far as it is asked for by everybody who plans.
-        answers: of a session, how often it answered.
-        gate: of a gate, how often it answers, by what is counted; None for anything else.
-        verdicts: of a gate, what was told of its answers, by number: verdict, and failures left if it said so.
-        half_widths: of the noise's 95 % intervals by measure, as they were planned; none where the
-            result alone says them.
-        published: the file and table that its values are published in; "" if none was named.
-    """
-
-    release_id: str
-    seq: int
-    at: str
-    name: str
-    mechanism: str
-    question: str
-    table: str
-    state: str
-    scope: str
-    blocks: tuple[str, ...]
-    event: dict[str, Any]
-    dag_id: str
-    task_id: str
-    run: str
-    principal: str
-    attempts: int
-    charges: tuple[tuple[str, str, Cost], ...]
-    params: dict[str, Any]
-    answers: int = 0
-    gate: Mapping[str, Any] | None = None
-    verdicts: Mapping[int, tuple[str, int | None]] = field(default_factory=dict)
-    half_widths: dict[str, float] = field(default_factory=dict)
-    published: str = ""
-
-    @property
-    def failures_left(self) -> object:
-        """Of a gate, by its last verdict that says so; before it, all that it was opened with."""
-        told = [left for _, (_, left) in sorted(self.verdicts.items()) if left is not None]
-        return told[-1] if told else (self.gate or {}).get("failures", "")
 
 
 @dataclass(frozen=True)
@@ -407,7 +348,7 @@ class BudgetView:
         """
         with self._read() as (transaction, index):
             numbers = index.find_charges(scope, dags, before, limit)
-            return _show_releases(transaction, index, numbers)
+            return show_releases(transaction, index, numbers)
 
     def releases_of_run(
         self, dag_id: str, run: str, task_id: str | None = None
@@ -423,14 +364,14 @@ class BudgetView:
             if not runs:
                 return []
             ids = {row.release_id for row in transaction.rows(_SLOTS, rows=runs)}
-            rows = transaction.rows(_RELEASES, rows=[{"id": i} for i in ids]) if ids else []
-            return _show_releases(transaction, index, sorted((r.seq for r in rows), reverse=True))
+            rows = transaction.rows(RELEASES, rows=[{"id": i} for i in ids]) if ids else []
+            return show_releases(transaction, index, sorted((r.seq for r in rows), reverse=True))
 
     def release(self, release_id: str) -> ShownRelease | None:
         """One release or session; None if there is none of this id."""
         with self._read() as (transaction, index):
-            rows = transaction.rows(_RELEASES, rows=[{"id": release_id}])
-            releases = _show_releases(transaction, index, [rows[0].seq]) if rows else []
+            rows = transaction.rows(RELEASES, rows=[{"id": release_id}])
+            releases = show_releases(transaction, index, [rows[0].seq]) if rows else []
             return releases[0] if releases else None
 
     def settled_at(self, release: ShownRelease) -> str | None:
@@ -453,7 +394,7 @@ class BudgetView:
         with self._read() as (transaction, index):
             charged = _list_visible(index.sessions.values(), dags)
             numbers = sorted((h.seq for h in charged if h.seq < before), reverse=True)[:limit]
-            return _show_releases(transaction, index, numbers)
+            return show_releases(transaction, index, numbers)
 
     def orphans(self, dags: Collection[str] | None = None, limit: int = 50) -> list[ShownRelease]:
         """Charged longer ago than `ORPHAN_AGE` and not settled, the oldest first."""
@@ -462,7 +403,7 @@ class BudgetView:
         with self._read() as (transaction, index):
             charged = [h for h in _list_visible(index.orphans.values(), dags) if h.at < until]
             numbers = sorted(h.seq for h in charged)[:limit]
-            return _show_releases(transaction, index, numbers)[::-1]
+            return show_releases(transaction, index, numbers)[::-1]
 
     def history(
         self,
@@ -476,11 +417,38 @@ class BudgetView:
         """
         with self._read() as (transaction, index):
             numbers = index.find_entries(scope, dags, before, limit)
-            names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-            return [
-                Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
-                for row in _find_entries(transaction, numbers)
-            ]
+            return [_make_entry(row) for row in find_entries(transaction, numbers)]
+
+    def statement(
+        self, name: str, dags: Collection[str] | None = None, limit: int = 50
+    ) -> PageStatement:
+        """The newest lines of a scope's account statement; arguments as of `releases`. Raises `UnknownName`."""
+        with self._read() as (transaction, index):
+            scope = charges.get_scope(LedgerState(transaction, ""), name)
+            seq = transaction.rows(_SCOPE, name=name)[0].seq
+            cut = max(seq, index.cut_at + 1)
+            numbers = index.find_charges(name, None, 2**62, limit + 1)
+            charged = find_entries(transaction, [n for n in numbers if n >= cut])
+            visible = index.find_charges(name, dags, 2**62, limit + 1)
+            grants = find_entries(transaction, [seq] if seq == cut else [])
+            accounts = transaction.rows(_BLOCKS_OF, scope=name)
+            states = {row.id: row.state for row in _find_releases(transaction, charged)}
+        sums = {row.block: Cost(row.epsilon, row.delta, row.renyi) for row in accounts}
+        entries = map(_make_entry, [*grants, *charged[::-1]])
+        return read_newest(scope, sums, entries, states, {*visible}, limit)
+
+    def settled(
+        self, dags: Collection[str] | None = None, limit: int = 2000
+    ) -> tuple[list[Settled], bool]:
+        """The newest releases without sessions, to be held against what is published, and whether none was left
+        out.
+        """
+        with self._read() as (transaction, index):
+            numbers = index.find_charges(None, dags, 2**62, limit)
+            entries = [row for row in find_entries(transaction, numbers) if row.kind == "reserve"]
+            rows = _find_releases(transaction, entries)
+            releases = [Settled(r.id, r.scope, r.state, stored_json(r.request)) for r in rows]
+            return releases, len(numbers) < limit
 
     def faults(self) -> list[int]:
         """Entries that were changed, or do not follow the one before them."""
@@ -530,71 +498,16 @@ def _make_budget(
     return BudgetState(scope, block, spent, charged.get(block, Cost()), daily)
 
 
+def _find_releases(transaction: Transaction, entries: Sequence[Any]) -> list[Any]:
+    """The rows of what these entries charged."""
+    ids = [{"id": entry.release_id} for entry in entries]
+    return transaction.rows(RELEASES, rows=ids) if ids else []
+
+
+def _make_entry(row: Any) -> Entry:
+    names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
+    return Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
+
+
 def _list_visible(charged: Collection[Unsettled], dags: Collection[str] | None) -> list[Unsettled]:
     return [one for one in charged if dags is None or one.dag_id in dags]
-
-
-def _find_entries(transaction: Transaction, numbers: Sequence[int]) -> list[Any]:
-    if not numbers:
-        return []
-    rows = transaction.rows(_ENTRIES, rows=[{"seq": seq} for seq in numbers])
-    return sorted(rows, key=lambda row: -row.seq)
-
-
-def _show_releases(
-    transaction: Transaction, index: HistoryIndex, numbers: Sequence[int]
-) -> list[ShownRelease]:
-    """The releases that these entries charged, the newest first."""
-    entries = _find_entries(transaction, numbers)
-    if not entries:
-        return []
-    ids = [{"id": entry.release_id} for entry in entries]
-    rows = {row.id: row for row in transaction.rows(_RELEASES, rows=ids)}
-    # A row that somebody deleted by hand is left out: `dpflow ledger verify` says so.
-    pairs = [(entry, rows[entry.release_id]) for entry in entries if entry.release_id in rows]
-    try:
-        return [_show_release(entry, row, index.sessions.get(row.id)) for entry, row in pairs]
-    # Edited by hand, so that it may say anything.
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        raise LedgerCorrupt(UNREADABLE_ROW) from None
-
-
-def _show_release(entry: Any, row: Any, session: Unsettled | None) -> ShownRelease:
-    body, request = read_body(entry), stored_json(row.request)
-    return ShownRelease(
-        release_id=row.id,
-        seq=entry.seq,
-        at=entry.at,
-        name=row.name,
-        mechanism=str(request.get("mechanism", "")),
-        question=describe_question(request),
-        table=str(request.get("table", "")),
-        state=row.state,
-        scope=row.scope,
-        blocks=tuple(map(str, stored_json(row.blocks))),
-        event=stored_json(row.event),
-        dag_id=row.dag_id or _read_dag_id(row.principal),
-        task_id=row.task_id,
-        run=row.run_identity,
-        principal=row.principal,
-        attempts=row.attempts,
-        charges=tuple((at, b, Cost(*units)) for at, b, *units in body["charges"]),
-        params=dict(request.get("params") or {}),
-        answers=session.answers if session else 0,
-        gate=None if request.get("gate") is None else dict(request["gate"]),
-        verdicts={n: (word, left) for n, word, left in session.verdicts} if session else {},
-        half_widths=_read_widths(request.get("half_width_95")),
-        published=str(request.get("publish") or ""),
-    )
-
-
-def _read_widths(stored: Any) -> dict[str, float]:
-    """Half-widths by measure, of a column that somebody may have edited by hand."""
-    pairs = stored.items() if isinstance(stored, dict) else ()
-    numbers = {m: w for m, w in pairs if isinstance(w, (int, float)) and not isinstance(w, bool)}
-    # Larger than any double, or none at all, is no width that was planned.
-    return {m: float(w) for m, w in numbers.items() if abs(w) <= sys.float_info.max}
-
-
-def _read_dag_id(principal: str) -> str:
-    return principal.removeprefix("airflow:") if principal.startswith("airflow:") else ""

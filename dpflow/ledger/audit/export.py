@@ -216,6 +216,8 @@ def _small_tables(expected: Recheck) -> Iterator[tuple[sa.Table, Iterable[dict[s
     yield schema.proposal, [{"scope": name, **row} for name, row in expected.proposals.items()]
     accounts = expected.account_rows()
     yield schema.account, ({"scope": s, "block": b, **vars(cost)} for s, b, cost in accounts)
+    watched = expected.watched.items()
+    yield schema.witness, [{"scope": s, "size": n, "charges": len(q)} for s, (n, q) in watched]
     yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
     columns = TABLES["dpflow_verdict"].names
     verdicts = sorted(expected.verdicts.items())

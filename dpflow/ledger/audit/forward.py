@@ -14,7 +14,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.errors import LedgerCorrupt
+from dpflow.errors import DpflowError, LedgerCorrupt
 from dpflow.ledger.audit import verify
 from dpflow.ledger.audit.recheck import Recheck, ReleaseState, read_body
 from dpflow.ledger.books import data_claims
@@ -37,7 +37,8 @@ _RELEASES = prepare_lookup(list(schema.release.columns), [schema.release.c.id])
 _KEYS = prepare_lookup(list(schema.key.columns), [schema.key.c.release_id])
 _ANSWERS = prepare_lookup(list(schema.answer.columns), [schema.answer.c.session_id])
 _VERDICTS = prepare_lookup(list(schema.verdict.columns), [schema.verdict.c.session_id])
-#: Acts on the whole ledger, which only a verification from the first entry on can check.
+#: Acts on the whole ledger, which only a verification from the first entry on can check. So is a checkpoint of a
+#: witness that is older than the start.
 _WHOLE = ("recover", "import")
 _BATCH = 500  # names in one statement
 
@@ -88,7 +89,14 @@ class ForwardCheck:
             # What cannot be read is no entry of a ledger, as the rules say.
             with contextlib.suppress(ValueError, TypeError, LookupError, AttributeError):
                 self._note_body(row, read_body(row))
-        return row.kind in _WHOLE
+        return row.kind in _WHOLE or (row.kind == "witness" and self._is_older(row))
+
+    def _is_older(self, row: Any) -> bool:
+        try:
+            text = read_body(row)["note"].rpartition("\n\n")[0]
+            return Checkpoint.parse(f"{text}\n").size < self._point.size
+        except (ValueError, TypeError, LookupError, AttributeError, DpflowError):
+            return True
 
     def _note_body(self, row: Any, body: dict[str, Any]) -> None:
         if row.kind == "verdict":
@@ -115,6 +123,7 @@ class ForwardCheck:
             expected.scopes[name] = terms | {"seq": seq if seq <= point.size else 0}
         for scope, block, cost in point.spent:
             expected.accounts.setdefault(scope, {})[block] = cost
+        expected.watch_from(point)
         gates = self._open_releases(expected)
         self._open_proposals(expected)
         past = set(self._mentioned - self._charged - self._opened.keys() - {""})

@@ -60,6 +60,7 @@ class HistoryIndex:
         orphans: charged and not settled, by release.
         sessions: all of them, by release.
         recoveries: ledger, size and head of checkpoints that recoveries took over, with their numbers.
+        cut_at: the last recovery after a loss of entries, or import; 0 if there was none.
         faults: entries that were changed or do not follow the one before them. Seals and rules are not
             checked: whoever has the anchor verifies.
     """
@@ -70,6 +71,7 @@ class HistoryIndex:
         self.sessions: dict[str, Unsettled] = {}
         self.recoveries: dict[tuple[str, int, str], int] = {}
         self.faults: list[int] = []
+        self.cut_at = 0
         # By scope and DAG: numbers of entries, and of those that charged.
         self._entries: dict[tuple[str, str | None], array[int]] = {}
         self._charges: dict[tuple[str, str | None], array[int]] = {}
@@ -138,12 +140,12 @@ class HistoryIndex:
         if row.kind == "resolve":
             ended = [row.release_id] if body["becomes"] in ("fenced", "closed") else []
         elif row.kind == "recover":
-            ended = body["unsettled"]
+            ended, self.cut_at = body["unsettled"], row.seq
             if body["checkpoint"] is not None:
                 ledger_id, size, head, _ = body["checkpoint"]
                 self.recoveries[ledger_id, size, head] = row.seq
         else:  # An import closes sessions: no export holds their secret states.
-            ended = body["closed"]
+            ended, self.cut_at = body["closed"], row.seq
         for release_id in ended:
             self.orphans.pop(release_id, None)
             if release_id in self.sessions:

@@ -18,7 +18,7 @@ from dpflow.ledger.storage.statements import Transaction
 
 #: The tables of each version, which an upgrade from it replaces.
 _TABLES = {
-    "1": ("meta", "scope", "proposal", "account", "release", "data", "slot", "answer", "verdict", "key", "entry", "node"),
+    "1": ("meta", "scope", "proposal", "account", "release", "data", "slot", "answer", "verdict", "key", "entry", "node", "witness"),
 }  # fmt: skip
 #: On PostgreSQL, with the triggers that call them.
 _FUNCTIONS = ("append_only", "grant_stays", "grant_has_entry")

@@ -30,14 +30,16 @@ from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import find_signers, is_signed, may_follow, require_persons
 from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
 from dpflow.ledger.books.sessions import batch_name
+from dpflow.ledger.books.witnesses import signed_by, starts_anew
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
+from dpflow.ledger.history.checkpoint import Checkpoint
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage.compact_json import canonical_json
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
 RESERVED_KINDS = frozenset(
     {"grant", "propose", "reserve", "refuse", "session", "join", "retry", "settle", "resolve",
-     "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate", "suite"}
+     "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate", "suite", "witness"}
 )  # fmt: skip
 
 _KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
@@ -49,6 +51,7 @@ _fixed_of_row, _changing_of_row = (
     itemgetter(*map(TABLES["dpflow_release"].names.index, names)) for names in (_FIXED, _CHANGING)
 )
 _NOTHING = Cost()
+_HEAD_SIZE = 16
 
 
 class Illegal(Exception):
@@ -64,6 +67,10 @@ def digest_values(values: Any) -> bytes:
     """A short digest for comparing, with no meaning outside this process."""
     # Of version 2: later ones write the same text in one of several ways.
     return blake2b(marshal.dumps(values, 2), digest_size=16).digest()
+
+
+def _digest_head(head: object) -> bytes:
+    return blake2b(str(head).encode(errors="replace"), digest_size=_HEAD_SIZE).digest()
 
 
 @functools.lru_cache(maxsize=1024)
@@ -159,6 +166,8 @@ class Recheck:
         head: its hash.
         entries: how many there were.
         marks: number and hash of the entry at which the anchor's mark stood at each recovery.
+        watched: of scopes that demand a witness: the entry that it signed last, and those that charged behind it.
+        own_witness: entries that brought a checkpoint from where the user who charges could write.
     """
 
     def __init__(self) -> None:
@@ -179,6 +188,10 @@ class Recheck:
         self.root, self.head, self.entries = "", "", 0
         self.marks: set[tuple[int, str]] = set()
         self._keys: set[bytes] = set()
+        self.watched: dict[str, tuple[int, list[int]]] = {}
+        self.own_witness: list[int] = []
+        # Of the entries that a witness may sign next, from this one on: digests of their hashes.
+        self._first_head, self._heads = 0, bytearray()
 
     def apply_entry(self, entry: Any) -> None:
         """Hold an entry against the rules; one that breaks them changes nothing."""
@@ -194,6 +207,8 @@ class Recheck:
         # Whoever edits the database by hand may put anything into an entry.
         except (KeyError, TypeError, ValueError, AttributeError, RecursionError, DpflowError):
             self.problems.append(f"entry {entry.seq} says something impossible")
+        if self.watched:
+            self._keep_head(entry.seq, entry.hash)
 
     # --- grants -------------------------------------------------------------------------------
 
@@ -282,7 +297,9 @@ class Recheck:
                 costs = [cost for _, cost in current if cost != Cost()]
             fits = all(Filter.admits(limits, cost) for cost in costs)
             _require(fits, "grants less than is spent")
+        former = self.scopes.get(name)
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
+        self._watch(name, former, granted, entry.seq)
 
     def _require_successor(self, name: str, granted: Filter, binding: tuple[Any, Any]) -> None:
         """What a scope has spent means the same under its next terms."""
@@ -294,6 +311,59 @@ class Recheck:
         _require(granted.name == former.name, "changes the filter of a scope")
         unspent = all(cost == Cost() for cost in spent.values())
         _require(unspent or may_follow(granted, former), "changes how spent sums are counted")
+
+    # --- witnesses ----------------------------------------------------------------------------
+
+    def watch_from(self, point: Checkpoint) -> None:
+        """Take what a checkpoint says of witnesses, whose next ones are of its entry or a later one."""
+        self.watched = {name: (size, [point.size] * n) for name, size, n in point.watched}
+        if self.watched:
+            self._keep_head(point.size, point.head)
+
+    def _watch(self, name: str, former: Mapping[str, Any] | None, now: Filter, seq: int) -> None:
+        before = None if former is None else _parse_filter(former["filter"])[0]
+        if starts_anew(before, now):
+            self.watched[name] = seq, []
+
+    def _keep_head(self, seq: int, head: object) -> None:
+        if not self._heads:
+            self._first_head = seq
+        self._heads += _digest_head(head)
+
+    def _has_head(self, point: Checkpoint) -> bool:
+        at = (point.size - self._first_head) * _HEAD_SIZE
+        return at >= 0 and self._heads[at : at + _HEAD_SIZE] == _digest_head(point.head)
+
+    def _apply_witness(self, entry: Any, body: dict[str, Any]) -> None:
+        filters = {name: _parse_filter(self.scopes[name]["filter"])[0] for name in self.watched}
+        demands = {name: rule.witness.key for name, rule in filters.items() if rule.witness}
+        signers, point = signed_by(body["note"], set(demands.values()))
+        _require(point is not None, "brings a checkpoint of no witness")
+        assert point is not None
+        _require(self._has_head(point), "brings a checkpoint of another history or an older entry")
+        _require(isinstance(body["own"], bool), "does not say whose checkpoint it brings")
+        gains = [
+            n for n, key in demands.items() if key in signers and self.watched[n][0] < point.size
+        ]
+        _require(gains, "brings a checkpoint that nobody waits for")
+        for name in gains:
+            behind = [seq for seq in self.watched[name][1] if seq > point.size]
+            self.watched[name] = point.size, behind
+        if body["own"]:
+            self.own_witness.append(entry.seq)
+        first = min(self.watched[name][0] for name in demands) + 1
+        if first > self._first_head:
+            del self._heads[: (first - self._first_head) * _HEAD_SIZE]
+            self._first_head = first
+
+    @property
+    def warnings(self) -> Iterator[str]:
+        """Checkpoints of witnesses that prove less than they seem to."""
+        if self.own_witness:
+            yield (
+                f"{len(self.own_witness)} checkpoints of witnesses, first in entry {self.own_witness[0]}, were kept where the user "
+                f"who charges can write: they are evidence against accidents only"
+            )
 
     # --- charges ------------------------------------------------------------------------------
 
@@ -373,6 +443,11 @@ class Recheck:
                 named = [name_account(period, block, _day_of(entry)) for block in blocks]
             expected |= {(at, account) for account in named}
         _require(expected == after.keys() and expected, "does not charge its whole path")
+        for at in path:
+            if demand := _parse_filter(self.scopes[at]["filter"])[0].witness:
+                behind = self.watched[at][1]
+                _require(len(behind) < demand.every, f"charges scope {at} further than its witness")
+                behind.append(entry.seq)
         for (name, block), total in after.items():
             self.accounts.setdefault(name, {})[block] = total
 
@@ -498,6 +573,9 @@ class Recheck:
             stated[name] = terms
         if any(terms != self._terms_of(name) for name, terms in stated.items()):
             self.self_declared.append(entry.seq)
+        for name, terms in stated.items():
+            now = _parse_filter(terms["filter"])[0]
+            self._watch(name, self.scopes.get(name), now, entry.seq)
         self.scopes |= {name: terms | {"seq": entry.seq} for name, terms in stated.items()}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)

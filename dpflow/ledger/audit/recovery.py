@@ -19,10 +19,11 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
+from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
-from dpflow.ledger.books import grants
+from dpflow.ledger.audit.statement import subtract_cost
+from dpflow.ledger.books import grants, witnesses
 from dpflow.ledger.books.data_claims import LOST
 from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
@@ -221,7 +222,7 @@ class CheckpointTrace:
         then = fork[2] if (fork := self._find_fork(point)) else now
         return {
             (scope, block): cost
-            + _subtract(now.get((scope, block), Cost()), then.get((scope, block), Cost()))
+            + subtract_cost(now.get((scope, block), Cost()), then.get((scope, block), Cost()))
             for scope, block, cost in point.spent
         }
 
@@ -270,12 +271,6 @@ def _covers(larger: Cost, smaller: Cost) -> bool:
     return all(a >= b for a, b in zip(astuple(larger), astuple(smaller), strict=True))
 
 
-def _subtract(larger: Cost, smaller: Cost) -> Cost:
-    # A saturated sum has forgotten how much it was.
-    pairs = zip(astuple(larger), astuple(smaller), strict=True)
-    return Cost(*(SATURATED if a == SATURATED else a - b for a, b in pairs))
-
-
 def make_checkpoint(
     anchor: Anchor, expected: Recheck, trace: CheckpointTrace, checked_after: int
 ) -> Checkpoint:
@@ -309,6 +304,7 @@ def make_checkpoint(
         ),
         checked_after,
         trace.recoveries,
+        tuple((name, size, len(seqs)) for name, (size, seqs) in sorted(expected.watched.items())),
     )
 
 
@@ -426,5 +422,7 @@ def _take_scopes(
             state.insert(schema.scope, name=name, **terms, seq=number)
         else:
             state.update(schema.scope, row, **terms, seq=number)
+        before = None if row is None else Filter.from_json(stored_json(row.filter))
+        witnesses.watch_scope(state, name, before, now, number)
         taken.append([name, *terms.values()])
     return taken

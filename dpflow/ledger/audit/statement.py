@@ -6,8 +6,8 @@ It is read from the entries alone and holds no result. Amounts are exact decimal
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, astuple, dataclass, fields, replace
 from html import escape
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from dpflow.core.accounting.privacy_filters import (
 from dpflow.core.contract.question_text import describe_question
 from dpflow.errors import InvalidAmount
 from dpflow.html_page import begin_page
-from dpflow.ledger.books.records import Entry, Point, path_of, stored_json
+from dpflow.ledger.books.records import Entry, Point, Scope, path_of, stored_json
 
 Group = Literal["dag", "principal", "table"]
 _STYLE = "  th { border-bottom: 1px solid var(--line); }\n  td.n { text-align: right; }\n"
@@ -139,20 +139,93 @@ class Statement:
         )
 
 
+@dataclass(frozen=True)
+class PageStatement:
+    """The end of a scope's account, for pages.
+
+    Attributes:
+        lines: the newest first. Nothing of them is verified.
+        is_whole: whether no earlier charge was left out.
+        hidden: how many lines were left out because they are of DAGs that the reader may not see.
+    """
+
+    lines: tuple[StatementLine, ...]
+    is_whole: bool
+    hidden: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """A release by what became of it: reserved, settled or fenced."""
+
+    release_id: str
+    scope: str
+    state: str
+    request: dict[str, Any]
+
+
+def read_newest(
+    scope: Scope,
+    sums: Mapping[str, Cost],
+    entries: Iterable[Entry],
+    states: Mapping[str, str],
+    visible: Collection[int],
+    limit: int,
+) -> PageStatement:
+    """The newest lines of a statement, counted back from what is spent now.
+
+    Args:
+        sums: what each account has spent.
+        entries: in their order, the grant that gave the scope its terms, and the newest that charged it since,
+            one more than the limit; none before a loss.
+        states: of the releases.
+        visible: numbers of the entries that the reader may see, grants apart.
+    """
+    newest, opening = list(entries), dict(sums)
+    for entry in newest:
+        for at, block, *units in entry.body.get("charges", ()):
+            if at == scope.scope:
+                opening[block] = subtract_cost(opening.get(block, Cost()), Cost(*units))
+    reader = StatementReader(scope.scope, None, None, opening=opening, rule=scope.filter)
+    reader.add_entries(newest)
+    lines = [
+        replace(line, state=states.get(line.release_id, line.state))
+        for line in reader.make_statement().lines[::-1]
+    ]
+    is_whole = len(lines) <= limit and not any(cost != Cost() for cost in opening.values())
+    shown = [line for line in lines[:limit] if line.what == "grant" or line.entry in visible]
+    return PageStatement(tuple(shown), is_whole, len(lines[:limit]) - len(shown))
+
+
+def subtract_cost(larger: Cost, smaller: Cost) -> Cost:
+    """A difference of sums; one that is saturated has forgotten how much it was."""
+    pairs = zip(astuple(larger), astuple(smaller), strict=True)
+    return Cost(*(SATURATED if a == SATURATED else max(0, a - b) for a, b in pairs))
+
+
 class StatementReader:
-    """Reads a verified history from its first entry on.
+    """Reads a history from its first entry on, or behind what was spent before.
 
     Args:
         since, until: the period, from the first on and before the second; None is no bound.
+        opening: what each account had spent before the first entry that is read.
+        rule: the scope's filter then; None if it was not granted.
     """
 
     def __init__(
-        self, scope: str, since: Point | None, until: Point | None, by: Group = "dag"
+        self,
+        scope: str,
+        since: Point | None,
+        until: Point | None,
+        by: Group = "dag",
+        *,
+        opening: Mapping[str, Cost] | None = None,
+        rule: Filter | None = None,
     ) -> None:
         self._scope, self._since, self._until, self._by = scope, since, until, by
-        self._filter: Filter | None = None
-        self._sums: dict[str, Cost] = {}
-        self._total = Cost()
+        self._filter = rule
+        self._sums: dict[str, Cost] = dict(opening or {})
+        self._total = sum(self._sums.values(), Cost())
         self._lines: list[dict[str, Any]] = []
         self._groups: dict[str, tuple[int, dict[str, Cost]]] = {}
         self._states: dict[str, str] = {}

@@ -150,6 +150,12 @@ class TableCheck:
         sentence = "account {} does not hold what its charges add up to"
         return self._compare_simple(rows, expected, 2, sentence)
 
+    def _compare_witness(self, rows: Iterator[Any]) -> Iterator[Any]:
+        watched = self._expected.watched.items()
+        expected = {name: (name, size, len(seqs)) for name, (size, seqs) in watched}
+        sentence = "what the witness of {} has seen is not what the history says"
+        return self._compare_simple(rows, expected, 1, sentence)
+
     def _compare_data(self, rows: Iterator[Any]) -> Iterator[Any]:
         expected = {
             name: (name, row["first"], row["gate"], row["partition"])

@@ -1,22 +1,31 @@
-"""Checkpoints in a folder outside the ledger, each a file that is only added: `dpflow ledger checkpoint --into`."""
+"""Where a witness keeps checkpoints: a folder, or a branch of a Git repository. Files are only added, in order."""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable
+import subprocess
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
-from dpflow.errors import InvalidInput
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.history.checkpoint import Checkpoint
+from dpflow.private_files import sweep_left
 
-_NAME = re.compile(r"[0-9]{12,}\.txt")
+_NAME = re.compile(r"[0-9]{12}\.txt")
+_GIT = "git+"
+_BRANCH = "refs/heads/main"
+_PATIENCE = 60  # seconds for a command of Git's
+_MAX_BYTES = 20_000_000  # of one checkpoint
 
 
 @dataclass(frozen=True)
 class Witnessed:
-    """A checkpoint that is in a folder.
+    """A checkpoint that is at a place.
 
     Attributes:
         file: where it is.
@@ -24,36 +33,227 @@ class Witnessed:
         is_new: false if nothing was written since the one before.
     """
 
-    file: Path
+    file: str
     size: int
     is_new: bool
 
 
-def add_checkpoint(folder: Path, sign: Callable[[str | None], str]) -> Witnessed:
-    """Sign how far the history goes, behind the newest checkpoint of a folder, and add a file.
+class WitnessPlace(Protocol):
+    """Where checkpoints are kept. Each of its methods raises `LedgerUnavailable` where it is out of reach."""
+
+    def newest(self) -> tuple[int, str] | None:
+        """Number and text of the newest checkpoint, None if there is none.
+
+        Raises:
+            LedgerCorrupt: what was there was changed or taken away.
+        """
+
+    def add(self, number: int, note: str) -> str:
+        """Add a checkpoint behind the newest, whose number is one less; returns where it is."""
+
+    def may_be_written(self) -> bool:
+        """Whether this user could add or change anything there."""
+
+
+def open_place(name: str) -> WitnessPlace:
+    """A folder, or ``git+URL`` (``git+/srv/witness.git``, ``git+ssh://host/witness.git``)."""
+    return GitPlace(name.removeprefix(_GIT)) if name.startswith(_GIT) else FolderPlace(Path(name))
+
+
+def add_checkpoint(place: WitnessPlace, sign: Callable[[str | None], str]) -> Witnessed:
+    """Sign how far the history goes, behind the newest checkpoint of a place, and add it.
 
     Args:
         sign: makes a checkpoint, given an earlier one that the history must extend, or None.
 
     Raises:
-        InvalidInput: the folder cannot be read or written.
+        LedgerUnavailable: the place cannot be read or written.
         LedgerCorrupt: the history does not extend the newest checkpoint there, or does not verify.
     """
-    try:
-        files = [file for file in folder.iterdir() if _NAME.fullmatch(file.name)]
-        newest = max(files, key=lambda file: int(file.stem), default=None)
-        note = sign(None if newest is None else newest.read_text(encoding="utf-8"))
-        size = Checkpoint.parse(note.rpartition("\n\n")[0] + "\n").size
-        file = folder / f"{size:012}.txt"
-        if file == newest:
-            return Witnessed(file, size, False)
-        create = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
-        with open(os.open(file, create, 0o444), "w", encoding="utf-8") as stream:
-            stream.write(note)
-            stream.flush()
-            os.fsync(stream.fileno())
-    except OSError as error:
-        raise InvalidInput(
-            f"no checkpoint can be kept in {folder} ({error.strerror}); name a folder that this user may add files to"
-        ) from None
-    return Witnessed(file, size, True)
+    number, earlier = place.newest() or (0, None)
+    note = sign(earlier)
+    point = read_text(note)
+    if earlier is not None and read_text(earlier).head == point.head:
+        return Witnessed(_name(number), point.size, False)
+    return Witnessed(place.add(number + 1, note), point.size, True)
+
+
+def read_text(note: str) -> Checkpoint:
+    """What a signed checkpoint says, whoever signed it. Raises `InvalidInput`."""
+    return Checkpoint.parse(note.rpartition("\n\n")[0] + "\n")
+
+
+def _name(number: int) -> str:
+    return f"{number:012}.txt"
+
+
+@dataclass(frozen=True)
+class FolderPlace:
+    """A folder, such as a mounted bucket that keeps versions."""
+
+    folder: Path
+
+    def newest(self) -> tuple[int, str] | None:
+        """See `WitnessPlace`."""
+        with self._naming_faults():
+            numbers = [int(f.stem) for f in self.folder.iterdir() if _NAME.fullmatch(f.name)]
+            if not numbers:
+                return None
+            if max(numbers) != len(numbers):
+                raise LedgerCorrupt(
+                    f"{self.folder} has {len(numbers)} checkpoints, and the newest is number {max(numbers)}: some were taken away"
+                )
+            file = self.folder / _name(max(numbers))
+            if file.stat().st_size > _MAX_BYTES:
+                raise LedgerCorrupt(f"{file} is no checkpoint; restore what was there")
+            return max(numbers), file.read_text(encoding="utf-8", errors="replace")
+
+    def add(self, number: int, note: str) -> str:
+        """See `WitnessPlace`. Whole or not at all: it gets its name when it is on the disk."""
+        file = self.folder / _name(number)
+        with self._naming_faults():
+            handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
+            try:
+                with open(handle, "w", encoding="utf-8") as stream:
+                    stream.write(note)
+                    stream.flush()
+                    os.fsync(stream.fileno())
+                os.chmod(draft, 0o444)
+                os.link(draft, file)  # fails where another was first
+            finally:
+                os.unlink(draft)
+        return str(file)
+
+    def may_be_written(self) -> bool:
+        """See `WitnessPlace`."""
+        owns = self.folder.exists() and self.folder.stat().st_uid == os.geteuid()
+        return owns or os.access(self.folder, os.W_OK)
+
+    @contextmanager
+    def _naming_faults(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"no checkpoint can be read or kept in {self.folder} ({error.strerror}); name a folder that is there, and that "
+                f"the witness may add files to"
+            ) from None
+
+
+@dataclass(frozen=True)
+class GitPlace:
+    """The branch ``main`` of a Git repository, to which commits are pushed that add a file each.
+
+    It is fetched whole on each use. Nothing is pushed by force; have its server refuse that, too
+    (``receive.denyNonFastForwards``, ``receive.denyDeletes``).
+    """
+
+    url: str
+
+    def newest(self) -> tuple[int, str] | None:
+        """See `WitnessPlace`. Each commit of the branch added the next file, and changed no other."""
+        with self._fetched() as git:
+            return self._read_newest(git)
+
+    def add(self, number: int, note: str) -> str:
+        """See `WitnessPlace`."""
+        with self._fetched() as git:
+            newest = self._read_newest(git)
+            if number != (newest[0] if newest else 0) + 1:
+                raise LedgerUnavailable(f"another checkpoint was added to {self.url}; try again")
+            parent = ["-p", _BRANCH] if newest else []
+            if newest:
+                git("read-tree", _BRANCH)
+            blob = git("hash-object", "-w", "--stdin", text=note).strip()
+            git("update-index", "--add", "--cacheinfo", f"100644,{blob},{_name(number)}")
+            tree = git("write-tree").strip()
+            commit = git("commit-tree", tree, *parent, "-m", f"Checkpoint {number}").strip()
+            git("push", "--quiet", "--", self.url, f"{commit}:{_BRANCH}")
+            return f"{self.url} {_name(number)} ({commit[:12]})"
+
+    def may_be_written(self) -> bool:
+        """See `WitnessPlace`. A push that changes nothing is tried, as far as the server lets it come."""
+        path = Path(self.url)
+        if path.is_absolute() and path.exists() and path.stat().st_uid != os.geteuid():
+            return any(os.access(path / part, os.W_OK) for part in ("", "refs/heads", "objects"))
+        with self._fetched() as git:
+            newest = self._read_newest(git)
+            try:
+                if newest:
+                    git(
+                        "push",
+                        "--dry-run",
+                        "--quiet",
+                        "--",
+                        self.url,
+                        f"{_BRANCH}:refs/heads/write-test",
+                    )
+            except LedgerUnavailable:
+                return False
+        return True
+
+    def _read_newest(self, git: Callable[..., str]) -> tuple[int, str] | None:
+        if not git("for-each-ref", _BRANCH).strip():
+            return None
+        log = git(
+            "log",
+            "--first-parent",
+            "-m",
+            "--no-renames",
+            "--reverse",
+            "--format=",
+            "--name-status",
+            _BRANCH,
+        )
+        added = [line.split("\t") for line in log.splitlines()]
+        for number, change in enumerate(added, 1):
+            if change != ["A", _name(number)]:
+                raise LedgerCorrupt(
+                    f"the history of {self.url} did not add {_name(number)} where it was due: a checkpoint was changed, left out or "
+                    f"taken away. Bring the newest copy of the repository back"
+                )
+        return len(added), git("show", f"{_BRANCH}:{_name(len(added))}")
+
+    @contextmanager
+    def _fetched(self) -> Iterator[Callable[..., str]]:
+        """A copy of the repository, and what runs Git in it."""
+        sweep_left(Path(tempfile.gettempdir()), "dpflow-witness-.{8}")
+        with tempfile.TemporaryDirectory(prefix="dpflow-witness-") as folder:
+
+            def git(*words: str, text: str | None = None) -> str:
+                return self._run(["git", f"--git-dir={folder}", *words], text)
+
+            git("init", "--quiet", "--bare", folder)
+            git("fetch", "--quiet", "--no-tags", "--", self.url, "+refs/heads/*:refs/heads/*")
+            yield git
+
+    def _run(self, command: list[str], text: str | None) -> str:
+        environment = {n: v for n, v in os.environ.items() if not n.startswith("GIT_")}
+        who = {"NAME": "dpflow", "EMAIL": "dpflow@localhost"}
+        environment |= {
+            f"GIT_{role}_{n}": v for role in ("AUTHOR", "COMMITTER") for n, v in who.items()
+        }
+        environment |= {"GIT_TERMINAL_PROMPT": "0", "LC_ALL": "C"}
+        environment |= {n: os.environ[n] for n in ("GIT_SSH_COMMAND", "GIT_SSH") if n in os.environ}
+        try:
+            done = subprocess.run(
+                command,
+                input=text,
+                env=environment,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=_PATIENCE,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise LedgerUnavailable(
+                f"Git could not be run for {self.url} ({type(error).__name__}); install it, or look at the server"
+            ) from None
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise LedgerUnavailable(
+                f"the witness's repository {self.url} cannot be read or written (git {command[2]}: {last[:200]}); try again, or "
+                f"name one that is there"
+            )
+        return done.stdout

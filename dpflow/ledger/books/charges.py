@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -209,6 +210,8 @@ class OpenAccounts:
         self._sums: dict[tuple[str, str], Cost] = {}
         #: Of releases that were charged here, by all that they depend on: equal ones share a bill.
         self.bills: dict[Any, list[Charge]] = {}
+        #: By scope that demands a witness: how many releases were charged here.
+        self.counted: Counter[str] = Counter()
 
     def debit(self, charges: Sequence[Charge]) -> None:
         """Charge these budgets. Raises `BudgetExceeded`, after which nothing may be written."""

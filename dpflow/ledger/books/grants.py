@@ -17,12 +17,13 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
     FilterName,
+    WitnessDemand,
     default_filter,
     make_filter,
 )
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import GrantConflict, InvalidInput
-from dpflow.ledger.books import charges
+from dpflow.ledger.books import charges, witnesses
 from dpflow.ledger.books.records import (
     GrantProposal,
     Scope,
@@ -76,7 +77,7 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
 @dataclass(frozen=True)
 class Terms:
     """A grant's amounts before they meet what was granted earlier; None of ``name``, ``tail_share``,
-    ``certified_by``, ``period`` and ``signers`` keeps what an earlier grant said.
+    ``certified_by``, ``period``, ``signers``, ``witness`` and ``witness_every`` keeps what an earlier grant said.
     """
 
     name: FilterName | None
@@ -86,6 +87,8 @@ class Terms:
     certified_by: tuple[str, ...] | None = None
     period: Period | Literal["never"] | None = None
     signers: tuple[str, ...] | None = None
+    witness: str | None = None
+    witness_every: int | None = None
 
     @classmethod
     def parse_terms(
@@ -97,6 +100,8 @@ class Terms:
         certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
         signers: Sequence[str] | None = None,
+        witness: str | None = None,
+        witness_every: int | None = None,
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount`, `InvalidDeclaration` or `InvalidInput`."""
         share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
@@ -107,10 +112,25 @@ class Terms:
             raise InvalidInput(
                 f"a quota refreshes each {choices}, or never; {str(period)[:40]!r} is none of these"
             )
+        if witness is not None:
+            parse_public_key(witness)
+            if not witness_every:
+                raise InvalidInput(
+                    "say after how many charges the witness must have signed: --witness-every N"
+                )
         sums = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
-        terms = cls(name, *sums, share, certified_by, period, signers)
+        terms = cls(
+            name,
+            *sums,
+            share,
+            certified_by,
+            period,
+            signers,
+            witness and witness.strip(),
+            witness_every,
+        )
         # Built for its checks only: amounts that no filter can hold are refused before the turn.
-        terms.build_filter(None)
+        replace(terms, witness_every=None).build_filter(None)
         return terms
 
     def choose_filter(self, known: Filter | None, protects: str) -> Terms:
@@ -139,7 +159,16 @@ class Terms:
         period = None if known is None else known.period
         if self.period is not None:
             period = None if self.period == "never" else self.period
-        return replace(filter, certified_by=keys, period=period, signers=signers)
+        witness = self._choose_witness(None if known is None else known.witness)
+        return replace(filter, certified_by=keys, period=period, signers=signers, witness=witness)
+
+    def _choose_witness(self, known: WitnessDemand | None) -> WitnessDemand | None:
+        if self.witness_every is None:
+            return known
+        key = self.witness or (known and known.key)
+        if self.witness_every and not key:
+            raise InvalidInput("name the verifier key of the witness: --witness KEY")
+        return WitnessDemand(key, self.witness_every) if self.witness_every and key else None
 
 
 def _sort_keys(keys: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -351,6 +380,8 @@ def _write_scope(
         writer.state.insert(schema.scope, name=granted.scope, **row)
     else:
         writer.state.update(schema.scope, before, **row)
+    former = None if before is None else charges.read_scope(before).filter
+    witnesses.watch_scope(writer.state, granted.scope, former, granted.filter, row["seq"])
     _add_entry(writer, "grant", granted, principal, proposal, signer)
 
 

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Event
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
-from dpflow.ledger.books import charges, data_claims
+from dpflow.ledger.books import charges, data_claims, witnesses
 from dpflow.ledger.books.records import (
     ReleaseKey,
     ReleaseRecord,
@@ -283,6 +283,7 @@ def charge_release(
         )
         accounts.bills[terms] = bill
     accounts.debit(bill)
+    witnesses.count_charges(books, bill, accounts.counted)
     public = ask.public | {"exclusive": int(exclusive)}
     sealed = None if secret is None else writer.make_key(release_id, 0).encrypt(secret, "state")
     books.insert(

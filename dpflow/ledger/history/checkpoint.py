@@ -191,6 +191,8 @@ class Checkpoint:
         checked_after: 0 if every entry was verified; else those up to here were taken from an earlier
             checkpoint.
         recoveries: hashes of the recoveries that the history holds.
+        watched: of scopes that demand a witness: name, the entry that it had signed, and the charges
+            behind it.
     """
 
     ledger_id: str
@@ -204,6 +206,7 @@ class Checkpoint:
     waiting: tuple[int, ...] = ()
     checked_after: int = 0
     recoveries: tuple[str, ...] = ()
+    watched: tuple[tuple[str, int, int], ...] = ()
 
     @property
     def text(self) -> str:
@@ -219,6 +222,7 @@ class Checkpoint:
         lines += [f"unsettled {_line(row)}" for row in self.unsettled]
         lines += [f"waiting {number}" for number in self.waiting]
         lines += [f"recovered {head}" for head in self.recoveries]
+        lines += [f"watched {_line(row)}" for row in self.watched]
         return "\n".join(lines) + "\n"
 
     @classmethod
@@ -229,6 +233,7 @@ class Checkpoint:
             scopes = [json.loads(line[6:]) for line in more if line.startswith("scope ")]
             spent = [json.loads(line[6:]) for line in more if line.startswith("spent ")]
             unsettled = [json.loads(line[10:]) for line in more if line.startswith("unsettled ")]
+            watched = [json.loads(line[8:]) for line in more if line.startswith("watched ")]
             parsed = cls(
                 origin.removeprefix(_ORIGIN),
                 int(size),
@@ -246,6 +251,7 @@ class Checkpoint:
                 tuple(int(line[8:]) for line in more if line.startswith("waiting ")),
                 int(checked.removeprefix("checked after ")),
                 tuple(line[10:] for line in more if line.startswith("recovered ")),
+                tuple((str(a), int(b), int(c)) for a, b, c in watched),
             )
             if any(len(row) != 6 for row in parsed.unsettled):
                 raise ValueError

@@ -9,7 +9,13 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import (
+    DpflowError,
+    InvalidInput,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    WitnessBehind,
+)
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
 from dpflow.ledger.history.cipher import Cipher, open_text, seal_text
@@ -192,8 +198,8 @@ def _proving(prove_reads: Callable[[], None]) -> Iterator[None]:
     """Proves what was read before a refusal that was decided on it is believed, too."""
     try:
         yield
-    except LedgerUnavailable:
-        raise
-    except DpflowError:
-        prove_reads()
+    except DpflowError as error:
+        # Where the ledger is out of reach nothing can be proved; a witness's demand is a row like others.
+        if isinstance(error, WitnessBehind) or not isinstance(error, LedgerUnavailable):
+            prove_reads()
         raise

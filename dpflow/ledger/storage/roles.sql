@@ -30,14 +30,15 @@ END $$;
 GRANT dpflow_spender TO dpflow_interactive;
 
 REVOKE ALL ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_answer,
-    dpflow_verdict, dpflow_key, dpflow_node, dpflow_entry FROM PUBLIC, dpflow_spender, dpflow_interactive, dpflow_reader;
+    dpflow_verdict, dpflow_key, dpflow_node, dpflow_entry, dpflow_witness FROM PUBLIC, dpflow_spender, dpflow_interactive, dpflow_reader;
 GRANT SELECT ON dpflow_meta, dpflow_scope, dpflow_proposal, dpflow_account, dpflow_data, dpflow_slot, dpflow_verdict, dpflow_key, dpflow_node,
-    dpflow_entry TO dpflow_spender;
+    dpflow_entry, dpflow_witness TO dpflow_spender;
 GRANT SELECT (id, scope, dag_id, task_id, run_identity, digest, ordinal, family, state, exclusive, attempts, fenced_below,
     principal, blocks, event, request, name, seq, result, result_digest, snapshot, version, secret_digest) ON dpflow_release
     TO dpflow_spender;
 GRANT INSERT ON dpflow_account, dpflow_release, dpflow_data, dpflow_slot, dpflow_key, dpflow_node, dpflow_entry TO dpflow_spender;
 GRANT UPDATE (epsilon, delta, renyi) ON dpflow_account TO dpflow_spender;
+GRANT UPDATE (size, charges) ON dpflow_witness TO dpflow_spender;
 GRANT UPDATE (state, result, result_digest, snapshot, attempts) ON dpflow_release TO dpflow_spender;
 GRANT UPDATE (body) ON dpflow_node TO dpflow_spender;
 
@@ -57,6 +58,10 @@ $$ BEGIN RAISE EXCEPTION 'what is spent or settled stays so'; END $$;
 
 CREATE OR REPLACE TRIGGER dpflow_account_only_grows BEFORE UPDATE ON dpflow_account FOR EACH ROW
     WHEN (NEW.epsilon < OLD.epsilon OR NEW.delta < OLD.delta OR NEW.renyi < OLD.renyi)
+    EXECUTE FUNCTION dpflow_only_forward();
+
+CREATE OR REPLACE TRIGGER dpflow_witness_only_forward BEFORE UPDATE ON dpflow_witness FOR EACH ROW
+    WHEN (NEW.size < OLD.size OR (NEW.size = OLD.size AND NEW.charges < OLD.charges))
     EXECUTE FUNCTION dpflow_only_forward();
 
 CREATE OR REPLACE TRIGGER dpflow_release_only_forward BEFORE UPDATE ON dpflow_release FOR EACH ROW

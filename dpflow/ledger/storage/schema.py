@@ -89,6 +89,17 @@ account = sa.Table(
     **_SLIM,
 )
 
+#: Of scopes that demand a witness: the entry that it signed last, and how many charges came behind it.
+witness = sa.Table(
+    "dpflow_witness",
+    metadata,
+    Column("scope", Text, primary_key=True),
+    _required_column("size", BigInteger),
+    _required_column("charges", BigInteger),
+    info={"identity": ("scope",)},
+    **_SLIM,
+)
+
 KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 
 release = sa.Table(

@@ -15,7 +15,9 @@ from dpflow.errors import (
     LedgerCorrupt,
 )
 from dpflow.ledger import GrantProposal, Ledger
+from dpflow.ledger.books.witnesses import take_checkpoint
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
 
 
@@ -35,6 +37,14 @@ def papers(
     ledger = books
     ledger.settle(ask.reserve(ledger, "done", slot="run/0"), {"value": 7})
     ask.reserve(ledger, "orphan")
+    nightly = Signer.create("nightly")
+    demand = {"witness": nightly.public_text, "witness_every": 9}
+    ledger.grant("w", 1, 0, table=None, filter="basic", principal="owner", **demand)
+    ask.reserve(ledger, "watched", scope="w")
+    note = ledger.checkpoint(nightly)
+    ask.reserve(ledger, "behind", scope="w")
+    with ledger._begin_writing() as writer:
+        assert take_checkpoint(writer, note, False, "p")
     told = ledger.grant("s", 1, 0, table=None, approvals=2, filter="basic", principal="owner")
     assert isinstance(told, GrantProposal)
     held = ask.answer_once(ledger)

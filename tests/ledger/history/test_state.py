@@ -11,8 +11,10 @@ import pytest
 
 from dpflow.errors import DpflowError, LedgerCorrupt, RetryConflict
 from dpflow.ledger.history import state
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
 
+NIGHTLY = Signer.create("nightly")
 INDEXED = [table for table in schema.metadata.sorted_tables if "identity" in table.info]
 
 
@@ -127,7 +129,8 @@ def test_what_a_run_has_paid_for_is_proved(ledger, place, ask):
 
 def play(ledger: Any, ask: Any, round: int) -> None:
     """Each verb once more; it touches rows of every table."""
-    ledger.grant("flights", 2 + round, 0, table=None, filter="basic", principal="owner")
+    demand = {"witness": NIGHTLY.public_text, "witness_every": 1000}
+    ledger.grant("flights", 2 + round, 0, table=None, filter="basic", principal="owner", **demand)
     told = ledger.grant(
         "both", 2 + round, 0, table=None, filter="basic", approvals=2, principal="owner"
     )
@@ -232,6 +235,11 @@ def test_a_refusal_on_a_false_row_is_no_refusal(ledger, place, ask):
     place.sql("UPDATE dpflow_account SET epsilon = 1000000000000")
     with pytest.raises(LedgerCorrupt, match="dpflow_account is not what"):
         ask.reserve(ledger, "second")
+    demand = {"witness": NIGHTLY.public_text, "witness_every": 3}
+    ledger.grant("watched", 1, 0, table=None, principal="owner", **demand)
+    place.sql("UPDATE dpflow_witness SET charges = 3")
+    with pytest.raises(LedgerCorrupt, match="dpflow_witness is not what"):
+        ask.reserve(ledger, "third", scope="watched")
 
 
 class Memory:

@@ -15,6 +15,7 @@ from dpflow.core.accounting.events import Pure
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.history.cipher import Cipher, add_salt
 from dpflow.ledger.storage import schema
 
@@ -98,6 +99,9 @@ def test_any_change_of_any_cell_is_found(used, place, table):
     """
     if table is schema.proposal:
         used.grant("s", 1, 0, table=None, filter="basic", approvals=2, principal="owner")
+    if table is schema.witness:
+        demand = {"witness": Signer.create("nightly").public_text, "witness_every": 9}
+        used.grant("w", 1, 0, table=None, filter="basic", principal="owner", **demand)
     if table is schema.verdict:
         (held,) = [row for row in used.releases() if row.state == "open"]
         version, said = used.session(held.release_id).version, {"verdict": "no", "failures_left": 3}

@@ -12,8 +12,9 @@ from pathlib import Path
 import psycopg
 import pytest
 
-from dpflow.errors import BudgetExceeded, InvalidInput, LedgerUnavailable
+from dpflow.errors import BudgetExceeded, InvalidInput, LedgerUnavailable, WitnessBehind
 from dpflow.ledger import BudgetView, Ledger
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
 
@@ -80,8 +81,8 @@ POWERS = {
     "is a superuser": "ALTER ROLE {0} SUPERUSER",
     "owns dpflow_slot": "ALTER TABLE dpflow_slot OWNER TO {0}",
     # Either may drop the tables, and a trigger acts with the rights of whoever writes.
-    "owns the schema or database of dpflow_verdict": "ALTER SCHEMA public OWNER TO {0}",
-    "owns the schema or database of dpflow_verdict ": "ALTER DATABASE {1} OWNER TO {0}",
+    "owns the schema or database of dpflow_witness": "ALTER SCHEMA public OWNER TO {0}",
+    "owns the schema or database of dpflow_witness ": "ALTER DATABASE {1} OWNER TO {0}",
     "can put triggers on dpflow_account": "GRANT TRIGGER ON dpflow_account TO {0}",
     "can delete rows of dpflow_node": "GRANT DELETE ON dpflow_node TO {0}",
     "can delete rows of dpflow_data": "GRANT TRUNCATE ON dpflow_data TO PUBLIC",
@@ -142,6 +143,28 @@ def test_those_who_spend_release(owner, login, tmp_path: Path, ask, role):
         and len(ledger.history("flights")) >= 8
         and ledger.odometer("flights")
     )
+    assert owner.verify().ok
+
+
+@pytest.mark.usefixtures("nobody_says_owner")
+@pytest.mark.parametrize("role", ROLES)
+def test_those_who_spend_bring_checkpoints(owner, login, tmp_path, ask, role, monkeypatch):
+    """They count charges and write a witness's checkpoint into the history; by hand they lower no count."""
+    nightly, outside = Signer.create("nightly"), tmp_path / "outside"
+    outside.mkdir()
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(outside))
+    terms = {"filter": "basic", "witness": nightly.public_text, "witness_every": 1}
+    owner.grant("watched", 1, 0, table=None, principal="owner", **terms)
+    ledger = Ledger(login(role), anchor=tmp_path / "anchor")
+    ask.reserve(ledger, "a", scope="watched")
+    with psycopg.connect(login(role).replace("+psycopg", ""), autocommit=True) as connection:
+        for column in ("size", "charges"):
+            with pytest.raises(psycopg.errors.RaiseException, match="stays so"):
+                connection.execute(f"UPDATE dpflow_witness SET {column} = 0")
+    with pytest.raises(WitnessBehind):
+        ask.reserve(ledger, "b", scope="watched")
+    owner.witness(outside, nightly)
+    ask.reserve(ledger, "b", scope="watched")
     assert owner.verify().ok
 
 

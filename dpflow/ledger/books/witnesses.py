@@ -1,0 +1,208 @@
+"""Scopes that demand a witness: after so many charges somebody outside must have signed how far the history
+goes.
+
+A witness signs checkpoints of a ledger that it may only read, and keeps them where the ledger's users cannot write. Its
+newest one is brought into the history as an entry of its own. A scope that demands it pays for at most so many charges
+behind the entry that was signed. So whoever puts an older copy back, with its anchor, takes back that many at most
+before the two branches differ from what the witness has.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from dpflow.core.accounting.privacy_filters import Filter, WitnessDemand
+from dpflow.errors import InvalidInput, LedgerCorrupt, WitnessBehind
+from dpflow.ledger.books.charges import Charge, read_scope
+from dpflow.ledger.books.records import Scope, path_of
+from dpflow.ledger.history.chain import Writer, is_changed
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_public_key
+from dpflow.ledger.history.state import LedgerState
+from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.statements import Prepared
+
+_SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
+_FROM = Prepared(
+    sa.select(schema.entry)
+    .where(schema.entry.c.seq >= sa.bindparam("first", type_=sa.BigInteger))
+    .order_by(schema.entry.c.seq)
+)
+#: Kinds of entries that charge.
+CHARGES = ("reserve", "session")
+
+
+@dataclass(frozen=True)
+class WitnessState:
+    """How far a scope's witness is.
+
+    Attributes:
+        scope: the scope that demands it.
+        witness: its name.
+        size: the last entry that its newest checkpoint covers; before there is one, the entry of the grant.
+        charges: how many came behind that entry, of ``every`` that may.
+    """
+
+    scope: str
+    witness: str
+    size: int
+    charges: int
+    every: int
+
+    def __str__(self) -> str:
+        return (
+            f"scope {self.scope!r}: witness {self.witness} is at entry {self.size}, {self.charges} of {self.every} charges "
+            f"came behind it"
+        )
+
+
+def starts_anew(before: Filter | None, after: Filter) -> bool:
+    """Whether a grant names a witness that the scope had not: its charges are counted from there on."""
+    if after.witness is None:
+        return False
+    earlier = None if before is None else before.witness
+    return earlier is None or earlier.key != after.witness.key
+
+
+def watch_scope(
+    state: LedgerState, name: str, before: Filter | None, after: Filter, seq: int
+) -> None:
+    """Begin to count a scope's charges where its grant names another witness than before."""
+    if not starts_anew(before, after):
+        return
+    row = state.find(schema.witness, scope=name)
+    if row is None:
+        state.insert(schema.witness, scope=name, size=seq, charges=0)
+    else:
+        state.update(schema.witness, row, size=seq, charges=0)
+
+
+def count_charges(state: LedgerState, bill: Sequence[Charge], counted: Counter[str]) -> None:
+    """Count one charge in each scope of a bill that demands a witness.
+
+    Args:
+        counted: what this transaction charged before, by scope.
+
+    Raises:
+        WitnessBehind: so many came behind the newest checkpoint that no other may.
+        InvalidInput: this transaction alone charges more than may come behind any.
+    """
+    for scope in {charge.scope.scope: charge.scope for charge in bill}.values():
+        if scope.filter.witness is None:
+            continue
+        row, every = _find_row(state, scope), scope.filter.witness.every
+        if counted[scope.scope] >= every:
+            raise InvalidInput(
+                f"more than {every} releases are charged at once, and scope {scope.scope!r} demands a checkpoint of its witness "
+                f"after {every}; release fewer at once, or have its owner raise --witness-every"
+            )
+        if row.charges >= every:
+            told = _read_state(scope, scope.filter.witness, row)
+            raise WitnessBehind(
+                f"{told}, so nothing was charged or read. Have the witness sign (dpflow ledger checkpoint --key KEY "
+                f"--into PLACE), name the place where you charge (DPFLOW_LEDGER_WITNESS=PLACE), and retry"
+            )
+        state.update(schema.witness, row, charges=row.charges + 1)
+        counted[scope.scope] += 1
+
+
+def list_states(state: LedgerState) -> list[WitnessState]:
+    """How far the witness of each scope is that demands one."""
+    return [
+        _read_state(scope, scope.filter.witness, _find_row(state, scope))
+        for scope in _demanding(state)
+        if scope.filter.witness is not None
+    ]
+
+
+def signed_by(note: str, keys: Iterable[str]) -> tuple[set[str], Checkpoint | None]:
+    """Which of these verifier keys signed a checkpoint, and what it says; None if none did.
+
+    Raises:
+        InvalidInput: it is signed, and no checkpoint.
+    """
+    signers, text = set(), ""
+    for key in keys:
+        try:
+            text, _ = open_note(note, [key])
+        except LedgerCorrupt:
+            continue
+        signers.add(key)
+    return signers, Checkpoint.parse(text) if signers else None
+
+
+def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> bool:
+    """Write a witness's checkpoint into the history; false if no scope gains by it.
+
+    Args:
+        is_own: the user who charges could write where it was kept, or made it.
+
+    Raises:
+        LedgerCorrupt: the history does not extend what was signed.
+        InvalidInput: it is no checkpoint.
+    """
+    state, scopes = writer.state, _demanding(writer.state)
+    demands = {scope.filter.witness.key for scope in scopes if scope.filter.witness is not None}
+    signers, point = signed_by(note, demands)
+    if point is None:
+        return False
+    behind = {}
+    for scope in scopes:
+        row = _find_row(state, scope)
+        signed = scope.filter.witness is not None and scope.filter.witness.key in signers
+        if signed and point.size > row.size:
+            behind[scope.scope] = row
+    if not behind:
+        return False
+    charges = dict.fromkeys(behind, 0)
+    for entry in _entries_behind(writer, point):
+        if entry.kind in CHARGES:
+            for name in path_of(entry.scope):
+                if name in charges:
+                    charges[name] += 1
+    for name, row in behind.items():
+        state.update(schema.witness, row, size=point.size, charges=charges[name])
+    writer.add_entry("witness", "", "", principal, {"note": note, "own": is_own})
+    return True
+
+
+def _entries_behind(writer: Writer, point: Checkpoint) -> Iterator[Any]:
+    """The entries behind the one that was signed, proved at their end by the hash of the newest."""
+    rows = writer.transaction.stream(_FROM, first=point.size)
+    first = next(rows, None)
+    if first is None or (first.seq, first.hash) != (point.size, point.head):
+        raise LedgerCorrupt(
+            f"the history does not extend the checkpoint of entry {point.size} that its witness signed: entries were dropped or "
+            f"replaced, or an old copy was restored. Nothing was charged; run dpflow ledger verify --since FILE"
+        )
+    previous = first.hash
+    for row in rows:
+        if is_changed(row) or row.previous != previous:
+            raise LedgerCorrupt(f"entry {row.seq} was changed; run dpflow ledger verify")
+        previous = row.hash
+        yield row
+    if previous != writer.head:
+        raise LedgerCorrupt("the newest entry was changed; run dpflow ledger verify")
+
+
+def _demanding(state: LedgerState) -> list[Scope]:
+    rows = [state.take(schema.scope, row) for row in state.transaction.rows(_SCOPES)]
+    return [scope for scope in map(read_scope, rows) if scope.filter.witness is not None]
+
+
+def _find_row(state: LedgerState, scope: Scope) -> Any:
+    row = state.find(schema.witness, scope=scope.scope)
+    if row is None:
+        raise LedgerCorrupt(
+            f"the charges behind the witness of scope {scope.scope!r} are gone; run dpflow ledger verify"
+        )
+    return row
+
+
+def _read_state(scope: Scope, demand: WitnessDemand, row: Any) -> WitnessState:
+    name, _ = parse_public_key(demand.key)
+    return WitnessState(scope.scope, name, row.size, row.charges, demand.every)

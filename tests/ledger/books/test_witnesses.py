@@ -1,0 +1,372 @@
+"""Scopes that demand a witness: no charge goes further than it was told to, whoever charges."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+
+import pytest
+from audit_program import export_text, run_audit
+
+from dpflow import fault_points
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, WitnessBehind
+from dpflow.ledger import ReleaseCharge
+from dpflow.ledger.audit.witness import open_place
+from dpflow.ledger.books import witnesses
+from dpflow.ledger.history.checkpoint import Signer
+
+NIGHTLY, OTHER = Signer.create("nightly"), Signer.create("other")
+TERMS = {"table": None, "filter": "basic", "principal": "owner"}
+DEMAND = {"witness": NIGHTLY.public_text, "witness_every": 3}
+
+
+@pytest.fixture(params=["folder", "git"])
+def keep(request, tmp_path, monkeypatch):
+    """A place of a witness, in a folder or in a Git repository, that those who charge know."""
+    folder = tmp_path / "witness"
+    if request.param == "folder":
+        folder.mkdir()
+        name = str(folder)
+    else:
+        subprocess.run(["git", "init", "--quiet", "--bare", str(folder)], check=True)
+        name = f"git+{folder}"
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", name)
+    return name
+
+
+@pytest.fixture
+def watched(place):
+    """A ledger with a scope that demands a witness after three charges, and one that does not."""
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ledger.grant("free", 9, 0, **TERMS)
+    return ledger
+
+
+def charge(ask, name):
+    return ReleaseCharge(ask.key(name), **ask.terms())
+
+
+def state_of(ledger):
+    (state,) = ledger.witness_states()
+    return state.size, state.charges
+
+
+def agree(ledger, tmp_path, early=None):
+    """Full and forward verification and the audit program hold."""
+    assert ledger.verify().ok, ledger.verify()
+    assert run_audit(export_text(ledger), tmp_path).returncode == 0
+    if early is not None:
+        report = ledger.verify(since=early, new_only=True)
+        assert report.ok and report.checked_after, report
+
+
+def test_a_charge_waits_for_the_witness(watched, keep, ask, tmp_path):
+    """The fourth is refused and may be retried; the witness's next checkpoint lets it pass by itself."""
+    early = watched.checkpoint()
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    with pytest.raises(
+        WitnessBehind, match="witness nightly is at entry 1, 3 of 3 charges"
+    ) as late:
+        ask.reserve(watched, "d3")
+    assert late.value.retryable
+    assert ask.spent(watched) == {"": "0.3"}
+    ask.reserve(watched, "d0")  # paid before: no charge
+    ask.reserve(watched, "x", scope="free")
+    assert watched.witness(keep, NIGHTLY).size == 7
+    ask.reserve(watched, "d3")
+    assert state_of(watched) == (7, 1)
+    with pytest.raises(WitnessBehind):
+        watched.reserve_many([charge(ask, name) for name in ("d3", "e0", "e1", "e2")])
+    with pytest.raises(InvalidInput, match="more than 3 releases are charged at once"):
+        watched.witness(keep, NIGHTLY)
+        watched.reserve_many([charge(ask, name) for name in ("e0", "e1", "e2", "e3")])
+    agree(watched, tmp_path, early)
+    assert ask.spent(watched) == {"": "0.4"}
+    report = watched.verify()
+    assert "evidence against accidents only" in str(report)
+
+
+def test_a_session_waits_too_and_a_quota_for_the_scope_above(watched, keep, ask):
+    """Whatever charges a scope that demands it."""
+    watched.quota("flights/a", 5, 0, principal="owner", witness=OTHER.public_text, witness_every=2)
+    ask.reserve(watched, "d0", scope="flights/a")
+    ask.answer_once(watched)
+    ask.reserve(watched, "d1", scope="flights/a")
+    states = {state.scope: (state.charges, state.every) for state in watched.witness_states()}
+    assert states == {"flights": (3, 3), "flights/a": (2, 2)}
+    with pytest.raises(WitnessBehind, match="'flights'"):
+        watched.open_session(ask.key("g2"), **ask.terms(), state={"left": 1}, exclusive=False)
+    watched.witness(keep, NIGHTLY)
+    with pytest.raises(WitnessBehind, match="'flights/a'"):
+        ask.reserve(watched, "d2", scope="flights/a")
+    watched.open_session(ask.key("g2"), **ask.terms(), state={"left": 1}, exclusive=False)
+    assert watched.verify().ok
+
+
+def test_only_the_named_key_and_this_history_count(watched, keep, ask, make_place, tmp_path):
+    """Another's checkpoint, one of an earlier entry, and one of another ledger bring nothing."""
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    watched.witness(keep, OTHER)
+    with pytest.raises(WitnessBehind):
+        ask.reserve(watched, "d3")
+    other = make_place(str(tmp_path / "other.sqlite"), tmp_path / "other").open()
+    for number in range(9):
+        other.grant(f"s{number}", 1, 0, **TERMS)
+    place = witnesses_place(keep)
+    place.add(2, other.checkpoint(NIGHTLY))
+    with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint"):
+        ask.reserve(watched, "d3")
+    assert watched.verify().ok and state_of(watched) == (1, 3)
+
+
+def witnesses_place(name):
+    return open_place(name)
+
+
+@pytest.mark.parametrize("kind", ["no place", "nothing there", "gone", "no Git"])
+def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
+    watched, ask, monkeypatch, tmp_path, kind
+):
+    """Nothing is charged, and the message says what to do."""
+    (tmp_path / "empty").mkdir()
+    places = {"nothing there": "empty", "gone": "none", "no Git": "empty"}
+    if kind in places:
+        prefix = "git+" if kind == "no Git" else ""
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", f"{prefix}{tmp_path / places[kind]}")
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    with pytest.raises(LedgerUnavailable, match="witness|no checkpoint can be read") as late:
+        ask.reserve(watched, "d3")
+    assert late.value.retryable
+    assert ask.spent(watched) == {"": "0.3"} and watched.verify().ok
+
+
+def test_terms_of_a_witness(place):
+    """It is kept, changed, and ended by a grant; its charges are counted from the grant that names it."""
+    ledger = place.open()
+    for wrong in ({"witness": NIGHTLY.public_text}, {"witness_every": 2}, {"witness": "x"}):
+        with pytest.raises(InvalidInput, match="--witness|verifier key"):
+            ledger.grant("s", 1, 0, **TERMS, **wrong)
+    ledger.grant("s", 1, 0, **TERMS, **DEMAND)
+    ledger.grant("s", 2, 0, **TERMS)
+    assert ledger.scope("s").filter.witness.every == 3
+    ledger.grant("s", 2, 0, **TERMS, witness_every=5)
+    assert [(state.size, state.every) for state in ledger.witness_states()] == [(1, 5)]
+    ledger.grant("s", 2, 0, **TERMS, witness=OTHER.public_text, witness_every=5)
+    assert [(state.size, state.witness) for state in ledger.witness_states()] == [(4, "other")]
+    ledger.grant("s", 2, 0, **TERMS, witness_every=0)
+    assert ledger.witness_states() == [] and ledger.verify().ok
+
+
+# --- adversaries ----------------------------------------------------------------------------------
+
+
+def test_whoever_skips_the_rule_is_found(watched, ask, tmp_path, monkeypatch):
+    """By verification from the first entry on, from a checkpoint, and by the audit program."""
+    early = watched.checkpoint()
+    monkeypatch.setattr(witnesses, "count_charges", lambda *_: None)
+    for number in range(4):
+        ask.reserve(watched, f"d{number}")
+    for report in (watched.verify(), watched.verify(since=early, new_only=True)):
+        assert any("further than its witness" in problem for problem in report.problems), report
+    assert "further than its witness" in run_audit(export_text(watched), tmp_path).stderr
+
+
+@pytest.mark.parametrize(
+    ("signer", "change", "word"),
+    [
+        (OTHER, lambda note: note, "of no witness"),
+        (NIGHTLY, lambda note: note.replace("\n6\n", "\n5\n"), "of no witness"),
+        (None, lambda note: note, "another history or an older entry"),
+    ],
+)
+def test_a_forged_checkpoint_is_found(watched, ask, tmp_path, signer, change, word):
+    """A holder of the ledger's key writes any entry and row, and signs nothing for a witness."""
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    ask.reserve(watched, "x", scope="free")
+    note = watched.checkpoint(signer or NIGHTLY)
+    with watched._begin_writing() as writer:
+        row = writer.state.find(witnesses.schema.witness, scope="flights")
+        if signer is None:  # it was brought before
+            assert witnesses.take_checkpoint(writer, note, False, "p")
+        else:
+            writer.state.update(witnesses.schema.witness, row, size=6, charges=0)
+            writer.add_entry("witness", "", "", "p", {"note": change(note), "own": False})
+    if signer is None:
+        with watched._begin_writing() as writer:
+            assert not witnesses.take_checkpoint(writer, note, False, "p")
+            writer.add_entry("witness", "", "", "p", {"note": note, "own": False})
+    assert any(word in problem for problem in watched.verify().problems), watched.verify()
+    assert run_audit(export_text(watched), tmp_path).returncode != 0
+
+
+def test_a_restored_copy_pays_no_more_than_the_demand(make_place, keep, ask, tmp_path):
+    """Database and anchor were put back together, so nothing inside shows it: the witness does."""
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ask.reserve(ledger, "d0")
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
+    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    ask.reserve(ledger, "lost")
+    ledger.witness(keep, NIGHTLY)
+    restored = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
+    assert restored.verify().ok
+    ask.reserve(restored, "d1")
+    ask.reserve(restored, "d2")
+    for number in itertools.count(3):
+        with pytest.raises(LedgerCorrupt, match="does not extend|nothing is signed"):
+            ask.reserve(restored, f"d{number}") if number == 3 else restored.witness(keep, NIGHTLY)
+        if number == 4:
+            break
+    assert ask.spent(restored) == {"": "0.3"}
+
+
+def test_a_git_repository_is_added_to_and_never_rewritten(watched, ask, tmp_path):
+    """Whatever its history did other than add the next file is an alarm."""
+    bare, work = tmp_path / "w.git", tmp_path / "work"
+    subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", str(bare)], check=True)
+    name = f"git+{bare}"
+    for number in range(3):
+        ask.reserve(watched, f"d{number}", scope="free")
+        assert watched.witness(name, NIGHTLY).is_new
+    assert not watched.witness(name, NIGHTLY).is_new
+    note = witnesses_place(name).newest()[1]
+
+    def git(*words):
+        who = ["-c", "user.name=eve", "-c", "user.email=eve@localhost"]
+        subprocess.run(["git", *who, *words], cwd=work, check=True, capture_output=True)
+
+    for change in ("edit", "remove", "skip", "cut"):
+        subprocess.run(["git", "clone", "--quiet", str(bare), str(work)], check=True)
+        if change == "edit":
+            (work / "000000000001.txt").write_text(note)
+        elif change == "remove":
+            git("rm", "--quiet", "000000000001.txt")
+        elif change == "skip":
+            (work / "000000000009.txt").write_text(note)
+        if change == "cut":
+            git("reset", "--quiet", "--hard", "HEAD~1")
+        else:
+            git("add", "-A")
+            git("commit", "--quiet", "-m", "x")
+        git("push", "--quiet", "--force", "origin", "HEAD:main")
+        if change == "cut":  # a cut end: the ledger's own entry knows, and so does the next reader
+            assert witnesses_place(name).newest()[0] == 2
+        else:
+            with pytest.raises(LedgerCorrupt, match="was changed, left out or taken away"):
+                watched.witness(name, NIGHTLY)
+            git("push", "--quiet", "--force", "origin", "HEAD~1:main")
+        shutil.rmtree(work)
+
+
+# --- deaths and others at the same time -----------------------------------------------------------
+
+
+def in_child(work):
+    """Do it in a child; its exit code, negative for a signal."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except LedgerUnavailable:
+            os._exit(75)
+        except BaseException:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+
+
+def test_a_death_at_any_statement_charges_once(watched, ask, tmp_path, monkeypatch):
+    """While a charge brings a checkpoint: the retry completes, and all verifies."""
+    folder = tmp_path / "witness"
+    folder.mkdir()
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(folder))
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    watched.witness(str(folder), NIGHTLY)
+    deaths = 0
+    for at in range(1, 60):
+        left = itertools.count(1)
+
+        def die(left=left, at=at):
+            if next(left) == at:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        def work(die=die, at=at):
+            fault_points.after_statement = die
+            ask.reserve(watched, "d3")
+
+        code = in_child(work)
+        assert code in (0, -signal.SIGKILL), code
+        if code == 0:
+            break
+        deaths += 1
+    assert deaths > 5
+    ask.reserve(watched, "d3")
+    assert ask.spent(watched) == {"": "0.4"} and state_of(watched) == (5, 1)
+    assert watched.verify().ok
+
+
+def test_two_processes_that_sign_for_themselves(watched, ask, tmp_path, monkeypatch):
+    """Each charge is at most three behind; all go through, and the history says whose witness it was."""
+    folder, key = tmp_path / "witness", tmp_path / "nightly.key"
+    folder.mkdir()
+    key.write_text(NIGHTLY.private_text)
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(folder))
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_KEY", str(key))
+
+    def work(who):
+        for number in range(5):
+            for _ in range(50):
+                try:
+                    ask.reserve(watched, f"{who}{number}", "0.01")
+                    break
+                except LedgerUnavailable:
+                    continue
+            else:
+                raise AssertionError("never served")
+
+    children = []
+    for who in "ab":
+        child = os.fork()
+        if child == 0:
+            try:
+                work(who)
+                os._exit(0)
+            except BaseException:
+                os._exit(1)
+        children.append(child)
+    assert [os.waitpid(child, 0)[1] for child in children] == [0, 0]
+    assert ask.spent(watched) == {"": "0.1"}
+    report = watched.verify()
+    assert report.ok and "accidents only" in report.warnings[0]
+    assert run_audit(export_text(watched), tmp_path).returncode == 0
+
+
+def test_a_ledger_moves_with_its_witness(watched, keep, ask, place, make_place, new_target):
+    """An import counts on."""
+    for number in range(2):
+        ask.reserve(watched, f"d{number}")
+    watched.witness(keep, NIGHTLY)
+    ask.reserve(watched, "d2")
+    with watched._begin_writing() as writer:
+        assert witnesses.take_checkpoint(writer, witnesses_place(keep).newest()[1], True, "p")
+    stream = io.StringIO()
+    watched.export(stream)
+    stream.seek(0)
+    moved = make_place(new_target(), place.anchor).open()
+    moved.import_(stream, principal="owner")
+    assert state_of(moved) == (4, 1) and moved.verify().ok
+    ask.reserve(moved, "d3")
+    assert state_of(moved) == (4, 2)
