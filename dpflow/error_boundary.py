@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 from dpflow.errors import DpflowError, UnexpectedFailure
 from dpflow.fault_points import FaultInjected
@@ -27,10 +27,12 @@ T = TypeVar("T")
 Translate = Callable[[Exception], DpflowError]
 
 #: Libraries that private values pass through, by the first part of their loggers' names.
-LIBRARIES = (
-    *("great_expectations", "sqlalchemy", "duckdb", "duckdb_sqlalchemy", "pandas", "pyarrow"),
-    *("numpy", "scipy", "sklearn", "joblib", "skops", "mlflow", "sqlglot"),
-    *("pyspark", "grpc"),
+LIBRARIES = frozenset(
+    (
+        *("great_expectations", "sqlalchemy", "duckdb", "duckdb_sqlalchemy", "pandas", "pyarrow"),
+        *("numpy", "scipy", "sklearn", "joblib", "skops", "mlflow", "sqlglot"),
+        *("pyspark", "grpc"),
+    )
 )
 
 
@@ -107,6 +109,9 @@ def _last_place(frames: TracebackType | None) -> str:
 _silence = threading.Lock()
 _inside = 0
 _restore: list[Callable[[], None]] = []
+_NOWHERE = logging.NullHandler()
+#: All loggers, as they were the last time, and those of libraries among them.
+_known: tuple[list[tuple[str, Any]], list[logging.Logger]] = ([], [])
 
 
 @contextmanager
@@ -139,13 +144,25 @@ def _switch_off() -> None:
     # Loggers that libraries make meanwhile end at their library's first one.
     for name in (*LIBRARIES, "py.warnings"):
         logger = logging.getLogger(name)
-        nowhere = logging.NullHandler()
-        logger.addHandler(nowhere)
-        _restore.append(functools.partial(logger.removeHandler, nowhere))
+        logger.addHandler(_NOWHERE)
+        _restore.append(functools.partial(logger.removeHandler, _NOWHERE))
         _restore.append(functools.partial(setattr, logger, "propagate", logger.propagate))
         logger.propagate = False
     # Those that exist may have handlers of their own.
-    for name, existing in list(logging.root.manager.loggerDict.items()):
-        if isinstance(existing, logging.Logger) and name.partition(".")[0] in LIBRARIES:
-            _restore.append(functools.partial(setattr, existing, "disabled", existing.disabled))
-            existing.disabled = True
+    for existing in _list_loggers():
+        _restore.append(functools.partial(setattr, existing, "disabled", existing.disabled))
+        existing.disabled = True
+
+
+def _list_loggers() -> list[logging.Logger]:
+    """The loggers of `LIBRARIES`, looked for again once there is another logger of any name."""
+    global _known
+    loggers = list(logging.root.manager.loggerDict.items())
+    if loggers != _known[0]:
+        of_libraries = [
+            logger
+            for name, logger in loggers
+            if isinstance(logger, logging.Logger) and name.partition(".")[0] in LIBRARIES
+        ]
+        _known = loggers, of_libraries
+    return _known[1]

@@ -75,13 +75,15 @@ class SharedSessions:
         self._used: list[duckdb.DuckDBPyConnection] = []
 
     @contextmanager
-    def start_session(self, beside: Path | None, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+    def start_session(
+        self, beside: Path | None, what: str, **more: int
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
         """As `sandbox.start_session`."""
         if beside is not None and not beside.resolve().is_relative_to(self._folder):
-            with self._start_own(beside, what) as raw:
+            with self._start_own(beside, what, **more) as raw:
                 yield raw
             return
-        settings = sandbox.session_settings(self._folder)
+        settings = sandbox.session_settings(self._folder) | more
         free = self._free.setdefault(f"{os.getpid()} {settings}", [])
         instance = free.pop() if free else self._start(settings)
         cursor, name = instance.cursor(), f"memory{next(NUMBERS)}"

@@ -326,11 +326,15 @@ class Ledger(BudgetLedger):
         closed: bool = False,
         principal: str = "",
         failure: str = "",
+        rows: LedgerState | None = None,
+        public_verdict: bool = False,
     ) -> AnswerRecord | None:
         """Store an answer and the state it leads to, in one transaction.
 
         Args:
             principal: who asked; whoever opened the session if left out.
+            rows: those of the `SessionRecord` that `ask` returned, which are not proved again.
+            public_verdict: also do as `tell_verdict` does.
 
         Returns:
             The stored answer: an earlier one if the same query was answered before. None if another answer
@@ -339,7 +343,7 @@ class Ledger(BudgetLedger):
         Raises:
             SessionClosed: no answer is left.
         """
-        with self._begin_writing() as writer:
+        with self._begin_writing(former=rows) as writer:
             record = sessions.store_answer(
                 writer,
                 session_id,
@@ -353,6 +357,8 @@ class Ledger(BudgetLedger):
             )
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
+        if public_verdict and record is not None:
+            self._tell_verdict(session_id, record, principal, writer.state)
         return record
 
     def tell_verdict(self, session_id: str, query: str, *, principal: str = "") -> None:
@@ -361,11 +367,18 @@ class Ledger(BudgetLedger):
         would leave a draw in a file that was never given. Raises `InvalidInput` if there is no answer.
         """
         with self._begin_reading() as state:
-            told = sessions.is_told(state, session_id, query)
-        if not told:
-            with self._begin_writing() as writer:
-                sessions.tell_verdict(writer, session_id, query, principal)
-                fault_points.pass_point("verdict.before-commit")
+            if sessions.verdict_is_public(state, session_id, query):
+                return
+            record = sessions.stored_answer(self._cipher, state, session_id, query)
+        assert record is not None
+        self._tell_verdict(session_id, record, principal, state)
+
+    def _tell_verdict(
+        self, session_id: str, answer: AnswerRecord, principal: str, rows: LedgerState
+    ) -> None:
+        with self._begin_writing(former=rows) as writer:
+            sessions.tell_verdict(writer, session_id, answer, principal)
+            fault_points.pass_point("verdict.before-commit")
 
     def answer_batch(
         self,
@@ -405,6 +418,16 @@ class Ledger(BudgetLedger):
         """
         with self._begin_reading() as state:
             return sessions.list_batches(self._cipher, state, session_id, after)
+
+    def ask(self, session_id: str, query: str) -> AnswerRecord | SessionRecord:
+        """The answer this query got, or the session that is to answer it, with its secret state. Raises
+        `UnknownName` for an unknown session.
+        """
+        with self._begin_reading() as state:
+            stored = sessions.stored_answer(self._cipher, state, session_id, query)
+            if stored is not None:
+                return stored
+            return dataclasses.replace(self._make_session(state, session_id), rows=state)
 
     def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
         """The answer this query got, or None. Raises `UnknownName` for an unknown session."""
@@ -462,6 +485,13 @@ class Ledger(BudgetLedger):
             writer.add_entry("refuse", ask.key.scope, "", ask.principal, body)
 
     # --- history ------------------------------------------------------------------------------------------------
+
+    def newest_entry(self) -> tuple[int, str]:
+        """Number and hash of the history's last entry: as long as they are the same, so is all that the ledger says."""
+        with self._begin_reading() as state:
+            pass
+        assert state.newest is not None
+        return state.newest
 
     def record(
         self, kind: str, body: Mapping[str, Any], *, principal: str, scope: str = ""

@@ -534,19 +534,24 @@ def _compare_claim(
     over, under = _levels(params, query, answer)
     if isinstance(answer, PairCounts):
         # In steps of 1/2^20, too.
-        whole, number = answer.halves * (STEPS // 2), answer.pairs
-    else:
-        shares = 1 - answer.shares if answer.lower_is_better else answer.shares
-        whole, number = sum_steps(shares)
+        return _compare_sum(params, (over, under), answer.halves * (STEPS // 2), answer.pairs)
+    shares = 1 - answer.shares if answer.lower_is_better else answer.shares
     if not params.is_private:
-        sums = [over * STEPS * number - whole, whole - under * STEPS * number]
-        compared = [1 if sum_ > 0 else -1 for sum_ in sums]
-    else:
-        # The other side is the same test of 1 - score.
-        compared = [
-            count_shortfall(shares, over, table),
-            count_shortfall(1 - shares, 1 - under, table),
-        ]
+        return _compare_sum(params, (over, under), *sum_steps(shares))
+    compared = [count_shortfall(shares, over, table)]
+    # The other side is the same test of 1 - score.
+    if params.side == "both":
+        compared.append(count_shortfall(1 - shares, 1 - under, table))
+    return compared
+
+
+def _compare_sum(
+    params: MeanGateParams, levels: tuple[Fraction, Fraction], total: int, number: int
+) -> list[int]:
+    """1 for each side on which a sum of scores is beyond its level, else -1."""
+    over, under = levels
+    sums = [over * STEPS * number - total, total - under * STEPS * number]
+    compared = [1 if sum_ > 0 else -1 for sum_ in sums]
     return compared if params.side == "both" else compared[:1]
 
 

@@ -44,7 +44,7 @@ from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.score_readers import ScoreReaders
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, PluginError, SessionClosed
-from dpflow.ledger import Ledger, SessionRecord
+from dpflow.ledger import AnswerRecord, Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.snapshot import SnapshotTable
@@ -283,21 +283,27 @@ class Session:
         """A query or submission with the session's metric where it names no estimator."""
         if self.metric is None or "release" in fields:
             return fields
+        named = {name: value for name, value in fields.items() if value is not None}
+        return {**self._metric_fields, **named}
+
+    @cached_property
+    def _metric_fields(self) -> dict[str, Any]:
+        assert self.metric is not None
         metric = self.metric.model_dump(mode="json")
-        filled = {name: metric[name] for name in ("estimator", "options") if metric[name]}
-        return {**filled, **{name: value for name, value in fields.items() if value is not None}}
+        return {name: metric[name] for name in ("estimator", "options") if metric[name]}
+
+    @cached_property
+    def _metric_query(self) -> EstimatorQuery:
+        """The session's metric as every query must name it."""
+        assert self.metric is not None
+        columns = {"columns": ["x"]} if isinstance(self.metric.estimator, str) else {}
+        return self.canonical_query(EstimatorQuery.model_validate(self._metric_fields | columns))
 
     def _require_metric(self, query: EstimatorQuery) -> None:
         """Raises `InvalidInput` unless a query is about the session's metric."""
-        metric = self.metric
-        if metric is None:
+        if self.metric is None:
             return
-        wanted = EstimatorQuery.model_validate(
-            {**metric.model_dump(mode="json", include={"estimator", "options"}), "columns": ["x"]}
-            if isinstance(metric.estimator, str)
-            else {"estimator": metric.estimator}
-        )
-        wanted = self.canonical_query(wanted)
+        wanted = self._metric_query
         asked = (query.estimator, query.options, query.default)
         if asked != (wanted.estimator, wanted.options, None):
             name = wanted.estimator if isinstance(wanted.estimator, str) else wanted.estimator.sql
@@ -332,18 +338,13 @@ class Session:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
         is seen. A gate's verdict is told, too, also when it dies in between and is asked again.
         """
-        stored = self._store_once(name, answer)
-        if isinstance(self._plan.mechanism, Gate):
-            self._ledger.tell_verdict(self.id, name, principal=self._principal)
-        return stored
-
-    def _store_once(
-        self, name: str, answer: Callable[[SessionRecord, list[str]], tuple[Verdict, State]]
-    ) -> dict[str, Any]:
+        is_gate = isinstance(self._plan.mechanism, Gate)
         while True:
-            if stored := self._ledger.stored_answer(self.id, name):
-                return dict(stored.answer)
-            session = self._ledger.session(self.id)
+            session = self._ledger.ask(self.id, name)
+            if isinstance(session, AnswerRecord):
+                if is_gate:
+                    self._ledger.tell_verdict(self.id, name, principal=self._principal)
+                return dict(session.answer)
             if session.closed:
                 raise SessionClosed(
                     f"session {self.id} is closed: its answers are used up; open one on fresh data"
@@ -360,6 +361,8 @@ class Session:
                 closed=verdict.closed,
                 principal=self._principal,
                 failure="; ".join(failures),
+                rows=session.rows,
+                public_verdict=is_gate,
             )
             if record is not None:
                 return dict(record.answer)

@@ -11,9 +11,10 @@ import sqlalchemy as sa
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.recheck import Recheck, ReleaseState, digest_values
+from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.books.releases import WITH_KEY, open_result
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer, read_verdict
-from dpflow.ledger.history.cipher import Cipher
+from dpflow.ledger.history.cipher import Cipher, strip_salt
 from dpflow.ledger.history.state import (
     EMPTY_ROOT,
     TABLES,
@@ -184,7 +185,7 @@ class TableCheck:
         """Open an answer. Raises `LedgerCorrupt` if what the history tells of it is something else."""
         text = open_answer(cipher, row)
         told = self._expected.verdicts.get((row.session_id, row.version))
-        if told is not None and told != read_verdict(text):
+        if told is not None and told != read_verdict(stored_json(strip_salt(text))):
             raise LedgerCorrupt(
                 f"session {row.session_id} gave another verdict than it tells; run dpflow ledger verify"
             )

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.periods import name_period, next_start
@@ -23,6 +23,9 @@ from dpflow.core.accounting.privacy_filters import (
     Filter,
 )
 from dpflow.errors import InvalidInput, LedgerCorrupt
+
+if TYPE_CHECKING:
+    from dpflow.ledger.history.state import LedgerState
 
 Point = int | dt.datetime  # in the history: an entry's number, or a time with its zone
 State = Literal["reserved", "settled", "fenced", "open", "closed"]
@@ -239,12 +242,15 @@ class Settlement:
 
 @dataclass(frozen=True)
 class SessionRecord:
-    """A session: its version counts answers; ``state`` is secret and shown by no repr."""
+    """A session: its version counts answers; ``state`` is secret and shown by no repr. ``rows``: what
+    `Ledger.ask` proved.
+    """
 
     session_id: str
     version: int
     closed: bool
     state: dict[str, Any] = field(repr=False)
+    rows: LedgerState | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True)

@@ -123,16 +123,15 @@ def open_answer(cipher: Cipher, row: Any) -> str:
     return text
 
 
-def read_verdict(salted: str) -> tuple[str, int | None]:
+def read_verdict(body: Mapping[str, Any]) -> tuple[str, int | None]:
     """What an answer says for everybody: its verdict, and how many failures are left. Raises
     `InvalidInput` if it gives none.
     """
-    body = stored_json(strip_salt(salted))
     left = body.get("failures_left")
-    return checked_name("a verdict", body.get("verdict")), None if left is None else int(left)
+    return checked_name("a verdict", body.get("verdict", "")), None if left is None else int(left)
 
 
-def is_told(state: LedgerState, session_id: str, query: str) -> bool:
+def verdict_is_public(state: LedgerState, session_id: str, query: str) -> bool:
     """Whether the verdict of an answered query is in the history. Raises `InvalidInput` if it has no
     answer.
     """
@@ -140,14 +139,15 @@ def is_told(state: LedgerState, session_id: str, query: str) -> bool:
     return state.find(schema.verdict, session_id=session_id, version=row.version) is not None
 
 
-def tell_verdict(writer: chain.Writer, session_id: str, query: str, principal: str) -> None:
+def tell_verdict(
+    writer: chain.Writer, session_id: str, answer: AnswerRecord, principal: str
+) -> None:
     """Write the verdict of a stored answer in the clear, once. See `Ledger.tell_verdict`."""
-    if is_told(writer.state, session_id, query):
+    if verdict_is_public(writer.state, session_id, answer.query):
         return
-    answer = _get_answer(writer.state, session_id, query)
-    stored = writer.transaction.first(_ANSWER, session_id=session_id, query=query)
-    verdict, left = read_verdict(open_answer(writer.cipher, stored))
-    body = {"version": answer.version, "verdict": verdict, "failures_left": left}
+    version = _get_answer(writer.state, session_id, answer.query).version
+    verdict, left = read_verdict(answer.answer)
+    body = {"version": version, "verdict": verdict, "failures_left": left}
     writer.state.insert(schema.verdict, session_id=session_id, **body)
     row = _get_row(writer.state, session_id)
     asker = checked_principal(principal or row.principal)
@@ -203,7 +203,10 @@ def store_answer(
     failure: str,
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
-    row, _ = find_session(writer.state, writer.cipher, session_id)
+    # Whoever carries on has opened it.
+    row = _get_row(writer.state, session_id)
+    if not writer.carries_on:
+        find_session(writer.state, writer.cipher, session_id)
     earlier = stored_answer(writer.cipher, writer.state, session_id, query)
     if earlier is not None:
         return earlier

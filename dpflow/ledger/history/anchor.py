@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import functools
 import hmac
 import os
 import secrets
@@ -140,6 +141,13 @@ class Anchor:
         if len(key) != 32:
             raise LedgerCorrupt(f"the ledger's {name} in {self.folder} is damaged; restore it")
         return key
+
+    @functools.cached_property
+    def note_key(self) -> bytes:
+        """The public key that seals notes to the owner, read once: no rotation renews it, so old notes
+        stay readable.
+        """
+        return self.stored_key("notes")
 
     def newest_wrap_key(self) -> tuple[str, bytes]:
         """The key under which keys are wrapped now, and its name."""

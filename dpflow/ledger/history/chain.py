@@ -97,9 +97,10 @@ class Writer:
         anchor: Anchor,
         mark: Seen,
         ahead: ReadAhead | None = None,
+        former: LedgerState | None = None,
     ) -> None:
         self.transaction = transaction
-        self._anchor, self._mark, self._ahead = anchor, mark, ahead
+        self._anchor, self._mark, self._ahead, self._former = anchor, mark, ahead, former
         self.cipher = Cipher(anchor)
         self._keys: list[DataKey] = []
         self._id_prefix = secrets.token_hex(2)
@@ -130,11 +131,17 @@ class Writer:
         assert not self._entries
         return self._start_state()[0][1]
 
+    @property
+    def carries_on(self) -> bool:
+        """Whether the rows are those of the former transaction, which no entry has changed since."""
+        return self.state is self._former
+
     def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
-            newest, state = _start_state(self.transaction, self._anchor, self._mark, self._ahead)
-            self._started = newest, state
-            self.known.add(newest)
+            self._started = _start_state(
+                self.transaction, self._anchor, self._mark, self._ahead, self._former
+            )
+            self.known.add(self._started[0])
         return self._started
 
     @property
@@ -209,37 +216,50 @@ def plan_reads(mark: Seen, ahead: ReadAhead) -> list[Read]:
     return [(_MARKED_AND_HEAD, {"seq": mark[0]}), *ahead.reads]
 
 
-def read_state(transaction: Transaction, anchor: Anchor, mark: Seen) -> LedgerState:
-    """The rows of a transaction that read ahead, to be proved by `LedgerState.prove_reads`. Raises
-    `LedgerCorrupt`.
+def read_state(transaction: Transaction, anchor: Anchor, mark: Seen) -> tuple[Seen, LedgerState]:
+    """The newest entry, and the rows of a transaction that read ahead, to be proved by
+    `LedgerState.prove_reads`. Raises `LedgerCorrupt`.
     """
     # An empty ledger shows nothing that could be old: under the anchor of another it waits for an
     # import.
     if not transaction.read_ahead[0]:
-        return LedgerState(transaction, EMPTY_ROOT)
-    return _start_state(transaction, anchor, mark, ReadAhead())[1]
+        return NOTHING, LedgerState(transaction, EMPTY_ROOT)
+    return _start_state(transaction, anchor, mark, ReadAhead())
 
 
 def _start_state(
-    transaction: Transaction, anchor: Anchor, mark: Seen, ahead: ReadAhead | None
+    transaction: Transaction,
+    anchor: Anchor,
+    mark: Seen,
+    ahead: ReadAhead | None,
+    former: LedgerState | None = None,
 ) -> tuple[Seen, LedgerState]:
-    """The newest entry, and the rows that it left."""
+    """The newest entry, and the rows that it left: those of a former transaction, if it still is the
+    newest.
+    """
     if ahead is None:
-        newest, root = _check_newest(transaction.rows(_MARKED_AND_HEAD, seq=mark[0]), anchor, mark)
-        return newest, LedgerState(transaction, root)
-    rows, *results = transaction.read_ahead
-    newest, root = _check_newest(rows, anchor, mark)
-    state = LedgerState(transaction, root)
-    state.take_ahead(ahead, results)
+        rows, results = transaction.rows(_MARKED_AND_HEAD, seq=mark[0]), []
+    else:
+        rows, *results = transaction.read_ahead
+    found = [(row.seq, row.hash) for row in rows]
+    if mark not in [NOTHING, *found]:
+        raise LedgerCorrupt(_explain_loss(mark[0]))
+    # Its hash covers the root, which that transaction proved.
+    if former is not None and found and former.newest == max(found):
+        newest, state = former.newest, former
+        state.carry_on(transaction)
+    else:
+        newest, root = _check_newest(rows, anchor)
+        state = LedgerState(transaction, root)
+    if ahead is not None:
+        state.take_ahead(ahead, results)
     return newest, state
 
 
-def _check_newest(rows: Sequence[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
+def _check_newest(rows: Sequence[Any], anchor: Anchor) -> tuple[Seen, str]:
     """The newest entry of these, which are the marked and the last one, and its root. The mark is
     sealed itself, and what comes after it must be.
     """
-    if mark not in [NOTHING, *((row.seq, row.hash) for row in rows)]:
-        raise LedgerCorrupt(_explain_loss(mark[0]))
     if not rows:
         return NOTHING, EMPTY_ROOT
     head = max(rows)

@@ -139,13 +139,8 @@ class Cipher:
         Args:
             note: how the draw failed, or "" if it did not.
         """
-        sealed = owner_notes.seal_note(note, self._note_key)
+        sealed = owner_notes.seal_note(note, self.anchor.note_key)
         return secrets.token_hex(SALT // 2) + sealed + text
-
-    @functools.cached_property
-    def _note_key(self) -> bytes:
-        # No rotation renews it: old notes stay readable.
-        return self.anchor.stored_key("notes")
 
     def make_key(self, release_id: str, version: int) -> DataKey:
         """A new key, nowhere stored yet."""

@@ -114,12 +114,16 @@ class SealedDatabase:
         return open_text(self._anchor, sealed, purpose)
 
     @contextlib.contextmanager
-    def _begin_writing(self, ahead: ReadAhead | None = None) -> Iterator[chain.Writer]:
+    def _begin_writing(
+        self, ahead: ReadAhead | None = None, former: LedgerState | None = None
+    ) -> Iterator[chain.Writer]:
         """A writing transaction that can append entries, and raises the anchor's mark after its
         commit.
 
         Args:
             ahead: rows that it will ask for, read with its beginning.
+            former: the rows of an earlier transaction, which need not be read and proved again unless
+                somebody added an entry since.
 
         Raises:
             LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
@@ -130,7 +134,7 @@ class SealedDatabase:
             seen = mark.read_entry()
             reads = [] if ahead is None else chain.plan_reads(seen, ahead)
             with self._database.begin_writing(reads) as transaction:
-                writer = chain.Writer(transaction, self._anchor, seen, ahead)
+                writer = chain.Writer(transaction, self._anchor, seen, ahead, former)
                 with _proving(writer.prove_reads):
                     yield writer
                 writer.write_entries()
@@ -141,6 +145,8 @@ class SealedDatabase:
                 if other[0] > writer.added[0]:
                     break
                 writer.known.add(other)
+            if writer.added:
+                writer.state.newest = writer.added
 
     @contextlib.contextmanager
     def _begin_reading(self) -> Iterator[LedgerState]:
@@ -157,10 +163,11 @@ class SealedDatabase:
             self._naming_versions(),
             self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction,
         ):
-            state = chain.read_state(transaction, self._anchor, seen)
+            newest, state = chain.read_state(transaction, self._anchor, seen)
             with _proving(state.prove_reads):
                 yield state
             state.prove_reads()
+        state.newest = newest
 
     @contextlib.contextmanager
     def _naming_versions(self) -> Iterator[None]:

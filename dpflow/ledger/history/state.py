@@ -25,6 +25,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.history.anchor import Seen
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import encode_json
 from dpflow.ledger.storage.statements import (
@@ -188,6 +189,10 @@ class LedgerState:
         root: that of the newest entry.
     """
 
+    #: The entry that left these rows, once the transaction ended: where it is still the newest, the next
+    #: transaction can go on from them (`carry_on`). None while one runs, and after one that failed.
+    newest: Seen | None = None
+
     _depth = 2  # of the deepest leaf that this process met: so many levels are read at once
 
     def __init__(self, transaction: Transaction, root: str) -> None:
@@ -211,6 +216,11 @@ class LedgerState:
         self._writes: dict[str, str | None] = {}
         self._bodies: dict[str, str] = {}
         self._proved: dict[str, str] = {}  # hashes of bodies that were computed before
+
+    def carry_on(self, transaction: Transaction) -> None:
+        """Go on in a transaction that found `newest` to be the newest entry."""
+        self.newest, self.transaction = None, transaction
+        transaction.before_reading = self._send_changes
 
     # --- rows ---------------------------------------------------------------------------------
 

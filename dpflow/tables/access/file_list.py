@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -180,8 +181,14 @@ class ListConnection(sandbox.Connection):
     meanwhile.
     """
 
-    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, listed: FileList) -> None:
-        super().__init__(raw, what)
+    def __init__(
+        self,
+        raw: duckdb.DuckDBPyConnection,
+        what: str,
+        queries: ThreadPoolExecutor,
+        listed: FileList,
+    ) -> None:
+        super().__init__(raw, what, queries)
         self._listed = listed
         self._rows: sandbox.Relation | None = None
         self._count: int | None = None
@@ -253,8 +260,9 @@ def open_list(file: Path, what: str) -> Iterator[ListConnection]:
             f"{what}: a file of {file.name} is missing, or is not as it was when it was listed; list the files again: "
             f"dpflow load FILES --in-place"
         )
-    with open_session([f.path for f in listed.files], file.absolute().parent, what) as raw:
-        yield ListConnection(raw, what, listed)
+    paths, beside = [f.path for f in listed.files], file.absolute().parent
+    with sandbox.query_thread() as queries, open_session(paths, beside, what) as raw:
+        yield ListConnection(raw, what, queries, listed)
 
 
 @contextmanager

@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -146,16 +146,28 @@ class Relation:
 
 
 class Connection:
-    """A connection whose errors are scrubbed. ``what`` names the table in messages."""
+    """A connection whose errors are scrubbed. ``what`` names the table in messages.
 
-    def __init__(self, raw: duckdb.DuckDBPyConnection, what: str, file: int | None = None) -> None:
-        self._raw, self._what, self._file = raw, what, file
+    Args:
+        raw: DuckDB's own.
+        queries: runs the main thread's queries; see `_run_query`.
+        file: an open handle of the file.
+    """
+
+    def __init__(
+        self,
+        raw: duckdb.DuckDBPyConnection,
+        what: str,
+        queries: ThreadPoolExecutor,
+        file: int | None = None,
+    ) -> None:
+        self._raw, self._what, self._queries, self._file = raw, what, queries, file
         self._found: dict[tuple[str, bool], Relation] = {}
         self._rewriter = row_wise_views.ViewRewriter(self, PRIVATE)
 
     def open_session(self, what: str) -> Connection:
         """Another session of the open file, with temporary tables of its own."""
-        session = Connection(self._raw.cursor(), what, self._file)
+        session = Connection(self._raw.cursor(), what, self._queries, self._file)
         # What the catalogue says is the same in both.
         session._found = self._found
         return session
@@ -196,22 +208,13 @@ class Connection:
         `KeyboardInterrupt`, passes as it is.
 
         Handlers run in the main thread between two steps of Python, and DuckDB takes none until it
-        has finished. So the query runs in a thread of its own, which the main thread waits for, in
-        short turns: where a library registered a handler that restarts system calls, as polars does,
+        has finished. So the query runs in a thread that is kept for this, which the main thread waits for,
+        in short turns: where a library registered a handler that restarts system calls, as polars does,
         a signal does not end a wait.
         """
         if threading.current_thread() is not threading.main_thread():
             return scrub_errors(action, self._what)
-        outcome: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                outcome.set_result(action())
-            except BaseException as error:  # noqa: BLE001  it is raised where the query was asked
-                outcome.set_exception(error)
-
-        thread = threading.Thread(target=run, name="dpflow query", daemon=True)
-        thread.start()
+        outcome = self._queries.submit(action)
         try:
             while not outcome.done():
                 wait([outcome], timeout=_TURN)
@@ -381,13 +384,13 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
         TableBusy: another process is still writing it after `MAX_WAIT` seconds.
     """
     _require_file(database, what)
-    with start_session(database.absolute().parent, what) as raw:
+    with query_thread() as queries, start_session(database.absolute().parent, what) as raw:
         file = None
         try:
             # Attaching says what is wrong.
             with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
-            connection = Connection(raw, what, file)
+            connection = Connection(raw, what, queries, file)
             # Attached first: nothing can be opened afterwards.
             _attach_file(raw, database, what)
             lock_session(raw, what)
@@ -410,17 +413,17 @@ def open_files(
 
     A view in one of them may read the others and nothing else, so a private file is none of them.
     """
-    with start_session(databases[0].absolute().parent, what) as raw:
-        lock_session(
-            raw, what, [str(path.absolute()) + end for path in databases for end in ("", ".wal")]
-        )
+    beside, ends = databases[0].absolute().parent, ("", ".wal")
+    # Other threads of DuckDB's would only wait for each other: each of these tables is small.
+    with query_thread() as queries, start_session(beside, what, threads=1) as raw:
+        lock_session(raw, what, [str(path.absolute()) + end for path in databases for end in ends])
 
         @contextmanager
         def open_next(database: Path, what: str) -> Iterator[Connection]:
             _require_file(database, what)
             _attach_file(raw, database, what)
             try:
-                yield Connection(raw, what)
+                yield Connection(raw, what, queries)
             finally:
                 scrub_errors(lambda: raw.execute(f"DETACH {PRIVATE}"), what)
 
@@ -435,10 +438,12 @@ def _require_file(database: Path, what: str) -> None:
 
 
 @contextmanager
-def start_session(beside: Path | None, what: str) -> Iterator[duckdb.DuckDBPyConnection]:
+def start_session(
+    beside: Path | None, what: str, **settings: int
+) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB in memory, with a folder to spill into (`spill_folder`)."""
     with spill_folder(beside) as spill:
-        raw = duckdb.connect(":memory:", config=session_settings(spill))
+        raw = duckdb.connect(":memory:", config=session_settings(spill) | settings)
         try:
             # Days and texts of timestamps must not depend on where the process runs.
             scrub_errors(lambda: raw.execute("SET GLOBAL TimeZone = 'UTC'"), what)
@@ -454,6 +459,11 @@ def lock_session(raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str]
     statements = [f"SET allowed_paths = [{texts}]"] if paths else []
     statements += ["SET enable_external_access = false", "SET lock_configuration = true"]
     scrub_errors(lambda: raw.execute("; ".join(statements)), what)
+
+
+def query_thread() -> ThreadPoolExecutor:
+    """A thread for the queries of one session, started by the first of them."""
+    return ThreadPoolExecutor(1, "dpflow query")
 
 
 def _attach_file(raw: duckdb.DuckDBPyConnection, database: Path, what: str) -> None:
@@ -480,8 +490,8 @@ def open_arrays(columns: Sequence[Any], what: str) -> Iterator[Connection]:
     with require_extra("gate", "an expression over predictions"):
         import pandas as pd
 
-    with start_session(None, what) as raw:
-        connection = Connection(raw, what)
+    with query_thread() as queries, start_session(None, what) as raw:
+        connection = Connection(raw, what, queries)
         raw.register("frame", pd.DataFrame({f"c{i}": values for i, values in enumerate(columns)}))
         # The arrays' types decide, not what DuckDB would infer from some of their values.
         kinds = [

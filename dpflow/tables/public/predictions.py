@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import Rows
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.file_list import find_states
 
@@ -116,20 +116,23 @@ def _read_state(
     open_next, files = _TOGETHER.get() or (sandbox.open_file, frozenset())
     open_file = open_next if database.absolute() in files else sandbox.open_file
     with open_file(database, what) as connection:
-        fields = connection.bind_fields(f"{sandbox.PRIVATE}.{sql.quote_name(table)}")
-        for name in (id, prediction, *([score] if score else [])):
-            if name not in fields:
-                raise InvalidInput(
-                    f"{what} has no column {name!r}; it has {', '.join(sorted(fields)[:20])}"
-                )
+        relation = f"{sandbox.PRIVATE}.{sql.quote_name(table)}"
         columns = [
             f"{sql.quote_name(id)} AS id",
             f"CAST({sql.quote_name(prediction)} AS DOUBLE) AS prediction",
-            f"CAST({sql.quote_name(score) if score else 'NULL'} AS DOUBLE) AS score",
+            *([f"CAST({sql.quote_name(score)} AS DOUBLE) AS score"] if score else []),
         ]
-        arrays = connection.fetch_arrays(
-            f"SELECT {', '.join(columns)} FROM {sandbox.PRIVATE}.{sql.quote_name(table)}"
-        )
+        try:
+            arrays = connection.fetch_arrays(f"SELECT {', '.join(columns)} FROM {relation}")
+        except TableUnreadable:
+            fields = sorted(connection.bind_fields(relation))
+            known = set(map(str.casefold, fields))
+            for name in (id, prediction, *([score] if score else [])):
+                if name.casefold() not in known:
+                    raise InvalidInput(
+                        f"{what} has no column {name!r}; it has {', '.join(fields[:20])}"
+                    ) from None
+            raise
     if not len(arrays["id"]) or (
         np.ma.isMaskedArray(arrays["id"]) and np.ma.getmaskarray(arrays["id"]).any()
     ):
@@ -141,14 +144,12 @@ def _read_state(
     # Numbers that are equal as DOUBLEs count as one id, too: a row could not tell them apart.
     if (ids[1:] == ids[:-1]).any():
         raise InvalidInput(f"{what} holds an id twice; keep one prediction per row")
-    values, scores = (
-        _fill_numbers(arrays["prediction"])[order],
-        _fill_numbers(arrays["score"])[order],
-    )
+    values = _fill_numbers(arrays["prediction"])[order]
+    scores = _fill_numbers(arrays["score"])[order] if score else None
     # What follows the shape has one reading: where the ids end, and whether scores are read.
     shape = repr((ids.dtype.str, len(ids), score is not None)).encode()
-    digest = hashlib.sha256(shape + ids.tobytes() + values.tobytes() + scores.tobytes()).digest()
-    return PredictionTable(id, digest, ids, values, scores if score else None)
+    content = ids.tobytes() + values.tobytes() + (b"" if scores is None else scores.tobytes())
+    return PredictionTable(id, hashlib.sha256(shape + content).digest(), ids, values, scores)
 
 
 def _comparable_ids(values: Any, kind: np.dtype[Any]) -> NDArray[Any]:

@@ -13,6 +13,7 @@ from forked_programs import run_forked
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import sessions
+from dpflow.ledger.history import chain
 from dpflow.testing.crashes import KILLED
 
 WORD = "a-verdict-in-no-file"
@@ -20,10 +21,14 @@ ANSWER = """
 import sys
 from dpflow.ledger import Ledger
 ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
-held = ledger.session(ledger.releases()[0].release_id)
-answer = {"verdict": sys.argv[3], "failures_left": 2, "score": 0.5}
-ledger.answer(held.session_id, query="q", expected_version=held.version, state={}, answer=answer)
-ledger.tell_verdict(held.session_id, "q")
+name = ledger.releases()[0].release_id
+held = ledger.ask(name, "q")
+if hasattr(held, "answer"):
+    ledger.tell_verdict(name, "q")
+else:
+    answer = {"verdict": sys.argv[3], "failures_left": 2, "score": 0.5}
+    told = {"rows": held.rows, "public_verdict": True}
+    ledger.answer(name, query="q", expected_version=held.version, state={}, answer=answer, **told)
 """
 
 
@@ -165,3 +170,53 @@ def test_verdicts_move_with_a_ledger(ledger: Ledger, place: Any, gate: str, tmp_
     moved.import_(stream, principal="owner")
     moved.tell_verdict(gate, "q0")
     assert moved.verify().ok and len(told(moved)) == 1
+
+
+def carry_on(ledger: Ledger, held: Any, query: str) -> Any:
+    """An answer to what `Ledger.ask` said of a session, with its verdict."""
+    return ledger.answer(
+        held.session_id,
+        query=query,
+        expected_version=held.version,
+        state={"v": query},
+        answer={"verdict": "no", "failures_left": 2},
+        rows=held.rows,
+        public_verdict=True,
+    )
+
+
+def test_what_others_write_meanwhile_is_seen(ledger: Ledger, place: Any, gate: str) -> None:
+    """Rows that were proved are those of an entry: with another one behind it they are read again."""
+    other, first, second, third = place.open(), *(ledger.ask(gate, f"q{n}") for n in (0, 1, 2))
+    other.record("note", {}, principal="somebody")
+    assert carry_on(ledger, first, "q0").answer["verdict"] == "no"
+    # It was computed from a state that is gone.
+    assert carry_on(ledger, second, "q1") is None
+    assert carry_on(ledger, third, "q0").answer["verdict"] == "no"
+    again = ledger.ask(gate, "q1")
+    give(other, gate, 1, failures_left=7)
+    assert carry_on(ledger, again, "q1").answer["failures_left"] == 7
+    assert ledger.session(gate).version == 2 and ledger.session(gate).state == {}
+    assert [body["version"] for body in told(ledger)] == [1, 2]
+    assert ledger.verify().ok
+
+
+def test_rows_of_a_failed_transaction_are_not_taken_again(
+    ledger: Ledger, place: Any, gate: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = ledger.ask(gate, "q")
+    with monkeypatch.context() as patch:
+        patch.setattr(chain.Writer, "write_entries", lambda writer: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            carry_on(ledger, held, "q")
+    assert held.rows.newest is None
+    assert carry_on(ledger, held, "q").answer["verdict"] == "no"
+    assert ledger.verify().ok and len(told(ledger)) == 1
+
+
+def test_a_forged_tail_is_found_behind_proved_rows(ledger: Ledger, place: Any, gate: str) -> None:
+    """As is a history that was cut behind what the anchor has seen."""
+    held = ledger.ask(gate, "q")
+    place.sql("DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)")
+    with pytest.raises(LedgerCorrupt):
+        carry_on(ledger, held, "q")
