@@ -219,10 +219,14 @@ def sql(
         InvalidInput: the query begins with EXPLAIN, which `plan_sql` answers; or an option is wrong.
     """
     # It brings a parser, which nobody else needs to wait for.
+    from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
     from dpflow.analyst_sql.answer.query_plan import answer_sql
     from dpflow.tables.access.kept_sources import keep_sources_open
 
     book, registry = open_ledger(ledger), registry or Registry.load()
+    kept = KeptAnswer(text, options, tables, parameters, book, registry)
+    if (known := kept.find()) is not None:
+        return known
     with keep_sources_open():
         planned = plan_sql(
             text, tables=tables, parameters=parameters, ledger=book, registry=registry, **options
@@ -231,7 +235,9 @@ def sql(
             raise InvalidInput(
                 "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
             )
-        return answer_sql(planned, book, registry)
+        answer = answer_sql(planned, book, registry)
+    kept.keep(planned, answer)
+    return answer
 
 
 def plan_sql(

@@ -18,6 +18,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, Literal
 
+from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.source_text import read_source
@@ -243,16 +244,8 @@ class DataService:
         return parse_request(fields, Path("/"))
 
     def _plan_sql(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:
-        text, options = body["query"], dict(body.get("options", {}))
-        written = read_source(text, options.get("dialect")).options.get("scope")
-        scope = self._find_scope(caller, options.pop("scope", None), written)
-        if written is None:
-            options["scope"] = scope
         plan = plan_sql(
-            text,
-            options,
-            [self._tables[name] for name in sorted(caller.terms.tables)],
-            body.get("parameters", ()),
+            *self._read_question(caller, body),
             self._ledger,
             self._registry,
             look_up=look_up,
@@ -263,6 +256,18 @@ class DataService:
                 "a service publishes no view that its client names; leave name out of the query's options"
             )
         return plan
+
+    def _read_question(
+        self, caller: Caller, body: Body
+    ) -> tuple[str, dict[str, Any], list[Table], Any]:
+        """A query's text, its options with the scope that pays, the caller's tables, and parameters."""
+        text, options = body["query"], dict(body.get("options", {}))
+        written = read_source(text, options.get("dialect")).options.get("scope")
+        scope = self._find_scope(caller, options.pop("scope", None), written)
+        if written is None:
+            options["scope"] = scope
+        tables = [self._tables[name] for name in sorted(caller.terms.tables)]
+        return text, options, tables, body.get("parameters", ())
 
     def _find_table(self, caller: Caller, name: str) -> Table:
         """A table by its name. Raises `InvalidInput` for a path, and `UnknownName` for one that the caller
@@ -481,11 +486,20 @@ class DataService:
             return Query(place, planned, lambda: answer_contract(*ask))
         if kind == "sql task":
             return self._make_task_query(caller, body, sealed)
+        question = self._read_question(caller, body)
+        kept = KeptAnswer(*question, self._ledger, self._registry, self._service.public)
+        if (known := kept.find()) is not None:
+            return Query("", [], known.to_wire)
         plan = self._plan_answer(caller, body)
 
         def identify(position: int) -> RunIdentity:
             run = identify_query(plan.parts[position].plan, caller.name)
             return replace(run, sealed_request=sealed)
+
+        def answer() -> Reply:
+            made = answer_sql(plan, self._ledger, self._registry, identify)
+            kept.keep(plan, made)
+            return made.to_wire()
 
         return Query(
             plan.tables[0].place,
@@ -494,7 +508,7 @@ class DataService:
                 for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
                 if stored is None
             ],
-            lambda: answer_sql(plan, self._ledger, self._registry, identify).to_wire(),
+            answer,
         )
 
     def _plan_answer(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:

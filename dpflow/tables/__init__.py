@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from dpflow.tables.public.publish import read_published as read_published
     from dpflow.tables.public.query_points import publish_answers as publish_answers
     from dpflow.tables.public.query_points import read_points as read_points
+    from dpflow.tables.source_checks import catalogue_state as catalogue_state
     from dpflow.tables.source_checks import check_request as check_request
     from dpflow.tables.source_checks import check_schema as check_schema
     from dpflow.tables.source_checks import column_types as column_types
@@ -54,6 +55,7 @@ _MODULES = {
     "add_address_finder": "dpflow.tables.backends.server_addresses",
     "build_database": "dpflow.tables.loading.build_database",
     "cancel_reads": "dpflow.tables.private",
+    "catalogue_state": "dpflow.tables.source_checks",
     "check_request": "dpflow.tables.source_checks",
     "check_schema": "dpflow.tables.source_checks",
     "column_types": "dpflow.tables.source_checks",

@@ -6,12 +6,27 @@ from collections.abc import Mapping, Sequence
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import DataRequest
+from dpflow.errors import TableUnreadable
+from dpflow.tables.access.file_list import is_list
+from dpflow.tables.access.sandbox import file_identity
 from dpflow.tables.private import PrivateTable
 
 
 def column_types(table: Table) -> Mapping[str, str]:
     """The types of the declared columns, as the source names them. Raises `TableUnreadable` or `TableBusy`."""
     return PrivateTable(table).column_types()
+
+
+def catalogue_state(table: Table) -> bytes | None:
+    """Another text once the file that has the types was written or exchanged; None where there is no such
+    file, or a server, a list of files or a backend of a plugin knows them.
+    """
+    if table.source is not None or table.backend != "duckdb" or is_list(table.database):
+        return None
+    try:
+        return file_identity(table.database, table.name)
+    except TableUnreadable:
+        return None
 
 
 def check_schema(table: Table) -> None:

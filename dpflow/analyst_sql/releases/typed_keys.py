@@ -57,6 +57,10 @@ class KeyReader:
         kind = self._find_type(table, group)
         return "VARCHAR" if kind is None else _name_kind(kind)
 
+    def list_types(self) -> list[tuple[str, str | None]]:
+        """The types that sources were asked for, each with its table's name; None where one could not say."""
+        return [(name, kind) for (name, _), kind in self._types.items()]
+
     def _find_type(self, table: Table, group: Node) -> str | None:
         place = table.name, str(group)
         if place not in self._types:
