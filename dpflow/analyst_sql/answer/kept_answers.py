@@ -24,8 +24,8 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import catalogue_state
 
-#: Answers that are kept, and cells of a larger one that is not.
-MAX_ANSWERS, MAX_CELLS = 256, 10_000
+#: Answers that are kept, and cells of the largest one: at some 300 bytes a cell at most 150 MB.
+MAX_ANSWERS, MAX_CELLS = 256, 2_000
 _PLAIN = (str, int, float, bool, type(None), Decimal, dt.date)
 _answers: OrderedDict[Hashable, SqlAnswer] = OrderedDict()
 _lock = Lock()
