@@ -71,6 +71,7 @@ def test_the_file_is_closed_before_the_answer_is_computed(
     assert len(fresh.ask("SELECT COUNT(*) FROM visits", epsilon=1).rows) == 1
 
 
+@pytest.mark.own_session
 def test_sessions_of_one_file_share_nothing_but_the_file(fresh: World) -> None:
     """Temporary tables are of one session; both are locked, in UTC, and reach nothing else."""
     database = fresh.folder / "visits.duckdb"

@@ -135,6 +135,7 @@ def test_private_rows_are_no_predictions(
     assert gate.remaining()["answered"] == 0
 
 
+@pytest.mark.own_session
 def test_tables_of_a_batch_are_read_by_one_duckdb(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
