@@ -221,7 +221,6 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
     """The data request is public and reads no more of one privacy unit than the contribution bounds
     allow.
     """
-    bounds = example.table.contribution_bounds
     for request in _data_requests(mechanism, example):
         require(
             isinstance(request, DataRequest),
@@ -229,22 +228,23 @@ def request_is_within_bounds(mechanism: AnyMechanism, example: Example) -> None:
         )
         # requests are keys of caches and sets
         hash(request)
-        if isinstance(request, GroupedSums | SortedValues | UnboundedValues):
-            most = bounds.rows if request.by is None else bounds.per_group
+        if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
+            # A column may have limits of its own, above or below the table's.
+            bounds = example.table.bounds_for(request.by)
             require(
-                1 <= request.rows_per_group <= most,
-                f"rows_per_group must be at most {most} by the declaration",
+                1 <= request.groups <= bounds.groups,
+                f"groups must be at most {bounds.groups} by the declaration",
+            )
+        if isinstance(request, GroupedSums | SortedValues | UnboundedValues):
+            require(
+                1 <= request.rows_per_group <= bounds.rows_per_group,
+                f"rows_per_group must be at most {bounds.rows_per_group} by the declaration",
             )
             groups = 1 if request.by is None else group_limit(request) or len(request.keys or ())
             total = row_limit(request) or groups * request.rows_per_group
             require(
                 1 <= total <= bounds.rows,
                 f"a unit's rows in all groups must be at most {bounds.rows}; pass rows of bounds_for",
-            )
-        if isinstance(request, GroupedSums | SortedValues | UnboundedValues | KeySets):
-            require(
-                1 <= request.groups <= bounds.max_groups,
-                "groups must be at most contribution_bounds.groups",
             )
     require(
         _data_requests(mechanism, example) == _data_requests(mechanism, example),

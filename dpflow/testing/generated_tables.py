@@ -14,13 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations_with_replacement, product
+from itertools import combinations_with_replacement, product, zip_longest
 from typing import Any
 
 from dpflow.core.contract.audit_cells import Cells, describe_cells, list_settings
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, DataRequest
+from dpflow.core.contract.requests import Answer, DataRequest, GroupedSums
 from dpflow.errors import InvalidInput
 from dpflow.testing.examples import plan_mechanism, standard_parameters
 from dpflow.testing.neighbours import (
@@ -50,6 +50,8 @@ EPSILONS = ("1", "4", "1/100", "12", "1/7", "100", "1/1000")
 #: Pairs of neighbours of one case, those of the few cases that are looked at closely, and units of a
 #: tiny table beside the one that differs.
 MAX_PAIRS, CLOSE_PAIRS, MAX_OTHERS = 16, 200, 2
+#: Units of each kind beside the one that differs, where keys are private.
+CROWD = 12
 #: Cases of one mechanism.
 MAX_CASES = 90
 _RELATIONS = ("add-remove", "replace")
@@ -182,10 +184,20 @@ def generated_neighbours(
     empty = answer_units(request, table, [])
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()
-    for others in range(MAX_OTHERS + 1):
+    crowd: list[tuple[Answer, Answer]] = []
+    has_crowd = isinstance(request, GroupedSums) and request.by and request.keys is None
+    for others in range(MAX_OTHERS + 1 + bool(has_crowd)):
         listed: list[tuple[tuple[int, int], Answer, Answer]] = []
-        for shared in combinations_with_replacement(range(len(units)), others):
-            company = [units[i] for i in shared]
+        # Private keys show from a number of units on: then each has many.
+        companies = (
+            [[unit for unit in units if unit and len(unit) == 1] * CROWD]
+            if others > MAX_OTHERS
+            else (
+                [units[i] for i in s]
+                for s in combinations_with_replacement(range(len(units)), others)
+            )
+        )
+        for company in companies:
             answers = [answer_units(request, table, [*company, unit]) for unit in units]
             alone = answer_units(request, table, company) if company else empty
             names = [answer_fingerprint(answer) for answer in answers]
@@ -205,9 +217,13 @@ def generated_neighbours(
             if len(listed) > 40 * max_pairs:
                 break
         # Lone units show a wrong scale; what others have matters to choices between values.
-        room = max_pairs * (6, 6, 4)[others] // 16
-        pairs += _most_distant(spread(listed), room)
-    return pairs
+        room = max_pairs * (6, 6, 4, 6)[others] // 16
+        chosen = _most_distant(spread(listed), room)
+        if others > MAX_OTHERS:
+            crowd = chosen
+        else:
+            pairs += chosen
+    return [one for two in zip_longest(pairs, crowd) for one in two if one is not None]
 
 
 def answer_units(request: DataRequest, table: Table, units: Sequence[UnitRows]) -> Answer:

@@ -15,7 +15,7 @@ from typing import Any
 
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, GroupedSums, Groups
-from dpflow.core.contract.results import Result, Synthetic
+from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.testing import harness
@@ -51,6 +51,8 @@ from dpflow.testing.sampler_patches import replace_samplers
 
 #: Draws per side of an audit, and for an error bound.
 DRAWS = 2000
+#: Draws whose order is compared with the declared one.
+ORDERS = 12
 #: CPU seconds of drawing, for the audits of one example.
 SECONDS = 1.5
 
@@ -124,8 +126,13 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
             ) from error
 
 
+def _value_order(row: Row) -> tuple[bool, Any, str]:
+    is_number = isinstance(row.value, int | float)
+    return not is_number, -row.value if is_number else 0, row.key
+
+
 def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
-    """Rows follow the declared order of public keys, or are sorted; the order of rows is private."""
+    """Rows follow the declared order of public keys, or are sorted by key or, as declared, by their values."""
     params, _ = plan_mechanism(mechanism, example.table, example.params)
     request = mechanism.data_request(params, example.table)
     if not isinstance(request, GroupedSums) or request.by is None:
@@ -135,6 +142,14 @@ def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
     # The database may return private keys in any order, so the answer has them backwards.
     if request.keys is None:
         answer = replace(answer, keys=answer.keys[::-1])
+    if mechanism.order == "values":
+        for _ in range(ORDERS):
+            rows = mechanism.draw(params, example.table, answer, LimitedSource()).rows
+            require(
+                list(rows) == sorted(rows, key=_value_order),
+                "rows must be sorted by the values that they show, the largest first and then by key",
+            )
+        return
     result = mechanism.draw(params, example.table, answer, LimitedSource())
     released_keys = [*dict.fromkeys(row.key for row in result.rows)]
     public_order = sorted(released_keys)

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import GroupedSums
 from dpflow.mechanisms.above_threshold import AboveThreshold
-from dpflow.testing.conformance import NotConformant, conformance_checks
+from dpflow.testing.conformance import (
+    NotConformant,
+    conformance_checks,
+    request_is_within_bounds,
+)
 from dpflow.testing.corpus import CONTROLS, TWINS, Control
 from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
+from dpflow.testing.corpus.broken_sensitivities import SoundSum
 from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
 from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example
@@ -81,5 +89,35 @@ def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any], effort
             rule(twin)
 
 
+def test_limits_of_a_column_are_the_ones_that_hold() -> None:
+    """A column with more rows in a group than the table has: the right request was refused, and one that takes the
+    table's groups for a column with fewer passed.
+    """
+
+    class TableGroups(SoundSum):
+        """Asks for as many groups as the table allows."""
+
+        def data_request(self, params: Any, table: Table) -> GroupedSums:
+            groups = table.contribution_bounds.max_groups
+            return replace(super().data_request(params, table), groups=groups)
+
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "user"},
+            "contribution_bounds": {"rows": 4, "groups": 3, "rows_per_group": 1},
+            "columns": {
+                "kind": {"public_keys": ["a", "b", "c"], "groups": 2, "rows_per_group": 2},
+                "amount": {"lower": 0, "upper": 3},
+            },
+        }
+    )
+    example = Example(table, {"column": "amount", "by": "kind", "epsilon": "1"})
+    request_is_within_bounds(SoundSum(), example)
+    with pytest.raises(NotConformant, match="groups must be at most 2"):
+        request_is_within_bounds(TableGroups(), example)
+
+
 def test_the_corpus_is_large() -> None:
-    assert len({type(control.mechanism) for control in CONTROLS}) >= 70
+    assert len({type(control.mechanism) for control in CONTROLS}) >= 100

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, Literal, TypeVar
 
 from pydantic import BaseModel
 
@@ -66,6 +66,8 @@ class Mechanism(ABC, Generic[P]):
         job: one of `JOBS`, by which ``dpflow mechanisms`` groups.
         door: the mechanism to ask in its place, which answers the same question and takes the best method.
         citation: where definition and guarantee come from.
+        order: of a release by key, how its rows are sorted: by ``keys``, or by the ``values`` that are shown, the
+        largest first and then by key.
         Params: the pydantic model of its parameters.
     """
 
@@ -75,6 +77,7 @@ class Mechanism(ABC, Generic[P]):
     job: ClassVar[str] = JOBS[-1]
     door: ClassVar[str] = ""
     citation: ClassVar[str]
+    order: ClassVar[Literal["keys", "values"]] = "keys"
     Params: ClassVar[type[BaseModel]]
 
     @abstractmethod

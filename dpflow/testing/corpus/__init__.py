@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from dpflow.testing.corpus import (
     broken_compositions,
+    broken_deltas,
+    broken_moves,
     broken_releases,
     broken_sensitivities,
     broken_sessions,
@@ -30,7 +32,7 @@ class Control:
 
 _EXACT, _AUDIT = "guarantee_holds_exactly", "guarantee_survives_audit"
 _GENERATED, _STRUCTURE = "guarantee_holds_on_generated_tables", "structure_is_public"
-_LONE = "delta_covers_lone_units"
+_LONE, _MOVES, _ORDER = "delta_covers_lone_units", "statistics_move_as_stated", "order_is_public"
 _NEVER, _SOURCE, _LAW = "draw_never_raises", "randomness_is_the_source", "randomness_has_a_law"
 
 #: So large an epsilon that four draws have few values between them, and are followed within the time.
@@ -81,7 +83,7 @@ CONTROLS = (
     Control(broken_releases.WritesFile(), _NEVER),
     Control(broken_releases.ChangesAnswer(), _NEVER),
     Control(broken_releases.KeepsNoise(), _NEVER),
-    Control(broken_releases.OrderOfRows(), "order_is_public"),
+    Control(broken_releases.OrderOfRows(), _ORDER),
     Control(broken_releases.BoastfulError(), "error_bound_holds"),
     Control(broken_sessions.FixedNoise(), _SOURCE),
     Control(broken_sessions.ChangesState(), "state_is_secret"),
@@ -124,6 +126,32 @@ CONTROLS = (
     Control(broken_structures.ScaleFloorInEpsilon(), _GENERATED),
     Control(broken_structures.NoNoiseAtLargeEpsilon(), _GENERATED),
     Control(broken_structures.DeltaForOneKey(), _LONE),
+    Control(broken_moves.RowsForSum(), _MOVES),
+    Control(broken_moves.UnitsForRows(), _MOVES),
+    Control(broken_moves.FactorForgotten(), _MOVES),
+    Control(broken_moves.TotalForKeys(), _MOVES),
+    Control(broken_moves.CentredElsewhere(), _MOVES),
+    Control(broken_moves.RowsAndUnitsAtOnce(), _MOVES),
+    Control(broken_moves.Differences(), _MOVES),
+    Control(broken_moves.RunningTotals(), _MOVES),
+    Control(broken_moves.LengthForSquares(), _MOVES),
+    Control(broken_moves.DeclaredTooSmall(), _MOVES),
+    Control(broken_moves.OneSide(), _MOVES),
+    Control(broken_moves.SquaredRows(), _MOVES),
+    Control(broken_moves.DistanceFromMean(), _MOVES),
+    Control(broken_moves.SortedByRows(), _STRUCTURE),
+    Control(broken_moves.LargestFirst(), _GENERATED),
+    Control(broken_moves.TiesByRows(), _GENERATED),
+    Control(broken_moves.SeldomLessNoise(), _GENERATED),
+    Control(broken_moves.SeldomOneKeyExact(), _GENERATED),
+    Control(broken_moves.SeldomMarked(), _GENERATED),
+    Control(broken_moves.SortedByRows(), _ORDER),
+    Control(broken_moves.LargestFirst(), _ORDER),
+    Control(broken_deltas.DeltaTenfold(), _LONE),
+    Control(broken_deltas.ThresholdOfTheNoise(), _LONE),
+    Control(broken_deltas.ShowsHalfOfTheLone(), _LONE),
+    Control(broken_deltas.RuleOfAddRemove(), _GENERATED),
+    Control(broken_deltas.TwiceTheEpsilon(), _GENERATED),
 )
 
 #: Sound mechanisms beside the broken ones: a suite that refuses one of these is broken, too.
@@ -133,4 +161,14 @@ TWINS = (
     broken_sensitivities.SoundMiddle(),
     broken_structures.SoundSuppression(),
     broken_structures.SoundSettings(),
+    broken_moves.SoundKeyed(),
+    broken_moves.SoundFactor(),
+    broken_moves.SoundDifferences(),
+    broken_moves.SoundRunningTotals(),
+    broken_moves.SoundGaussian(),
+    broken_moves.SoundPick(),
+    broken_moves.SoundDistance(),
+    broken_moves.SortedByNoise(),
+    broken_moves.SeldomMoreNoise(),
+    broken_deltas.SoundRule(),
 )
