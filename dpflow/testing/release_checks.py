@@ -126,9 +126,10 @@ def accepted_plans_draw(mechanism: Mechanism[Any], example: Example) -> None:
             ) from error
 
 
-def _value_order(row: Row) -> tuple[bool, Any, str]:
-    is_number = isinstance(row.value, int | float)
-    return not is_number, -row.value if is_number else 0, row.key
+def _value_order(row: Row) -> tuple[bool, float, str]:
+    # What is no number comes last.
+    number = row.value if isinstance(row.value, int | float) else None
+    return number is None, 0 if number is None else -number, row.key
 
 
 def order_is_public(mechanism: Mechanism[Any], example: Example) -> None:
