@@ -31,7 +31,9 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
 _ENTRIES = Prepared(
-    sa.select(schema.entry).where(match_columns(schema.entry.c.kind)).order_by(schema.entry.c.seq)
+    sa.select(schema.entry)
+    .where(schema.looked_for, match_columns(schema.entry.c.kind))
+    .order_by(schema.entry.c.seq)
 )
 
 

@@ -214,6 +214,16 @@ entry = sa.Table(
     _required_column("hash"),
     _required_column("seal"),
 )
+#: Entries that are looked for by their kind, among many of other kinds. Literals, as in the index: with parameters SQLite
+#: would not take it.
+looked_for = entry.c.kind.in_([sa.literal_column("'suite'"), sa.literal_column("'contract'")])
+sa.Index(
+    "dpflow_entry_of_kind",
+    entry.c.kind,
+    entry.c.seq,
+    sqlite_where=looked_for,
+    postgresql_where=looked_for,
+)
 
 #: Nodes of the trie over all rows, by the digits of the paths below them: see `history.state`.
 node = sa.Table(

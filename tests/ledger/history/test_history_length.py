@@ -33,7 +33,7 @@ def aged(target: str, anchor: Path, number: int) -> Ledger:
 
 def everyday(ledger: Ledger) -> None:
     """What runs all day: a check, a release and its replay, a retry of a slot, a session that is
-    asked and closed.
+    asked and closed, and a contract's questions.
     """
     ledger.check("bench", [Pure("0.001")], ())
     ledger.remaining("bench")
@@ -57,6 +57,7 @@ def everyday(ledger: Ledger) -> None:
     ledger.is_fresh(held.session_id, "bench", data)
     ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
     ledger.history(limit=5)
+    assert not ledger.is_suite_registered("suite", data, None) and not ledger.was_checked(data)
 
 
 def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):

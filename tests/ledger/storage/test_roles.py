@@ -393,6 +393,7 @@ def test_policies_leave_the_indices_in_use(owner, login, role):
             "SELECT id FROM dpflow_release WHERE scope = 's' AND dag_id = '' AND task_id = '' AND run_identity = 'o' "
             "AND digest = 'd' AND ordinal = 0",
             "SELECT gate FROM dpflow_data WHERE name IN ('dataset s', 'table t')",
+            "SELECT seq FROM dpflow_entry WHERE kind IN ('suite', 'contract') AND kind = 'suite' ORDER BY seq",
         ):
             plan = "\n".join(row[0] for row in connection.execute(f"EXPLAIN {query}").fetchall())
             assert "Index" in plan and "Seq Scan" not in plan, plan
