@@ -90,7 +90,8 @@ def digest_suites(suites: Sequence[Any]) -> str:
 def _require_own_file(table: Table) -> None:
     if table.source is not None:
         raise PlanRefused(
-            f"table {table.name!r} is on a server, and suites run over DuckDB and Parquet files; take mode metered"
+            f"table {table.name!r} is on a server, where a suite's SQL could read and write other tables; suites run over "
+            "DuckDB and Parquet files, and dpflow contract from-suite names what can be a paid check"
         )
 
 

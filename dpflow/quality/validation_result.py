@@ -119,7 +119,10 @@ def _open_context(project: Path | None) -> Any:
         if folder := backend.get("base_directory"):
             backend["base_directory"] = str(home.resolve() / folder)
     memory = InMemoryStoreBackendDefaults()
+    # What actions write as ${name}.
+    variables = theirs.config_variables_file_path
     config = DataContextConfig(
+        config_variables_file_path=str(home.resolve() / variables) if variables else None,
         stores={**memory.stores, **places},
         expectations_store_name=kept[0],
         validation_results_store_name=kept[1],

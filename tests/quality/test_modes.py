@@ -627,25 +627,44 @@ def test_a_contract_is_judged_by_the_noise_that_its_scope_holds(
     assert judged[0].privacy_cost() == (receipt["epsilon"], receipt["delta"])
 
 
-def test_data_docs_of_a_project_show_what_was_asked(world: World, tmp_path: Path) -> None:
+def test_data_docs_of_a_project_show_what_was_asked(
+    world: World, tmp_path: Path, sink: tuple[str, list[str]]
+) -> None:
     """A page for each contract, beside those of before; it says the check, its verdict and its noise, and no
-    value of a row. The project itself is not changed.
+    value of a row. The actions are those of a checkpoint of the project, and read its variables. The project itself
+    is not changed.
     """
     import great_expectations as gx
-    from great_expectations.checkpoint import UpdateDataDocsAction
+    from great_expectations.checkpoint import SlackNotificationAction, UpdateDataDocsAction
 
     own = gx.get_context(mode="file", project_root_dir=str(tmp_path / "project"))
-    own.suites.add(gx.ExpectationSuite("first"))
+    suite = own.suites.add(gx.ExpectationSuite("first"))
+    batch = own.data_sources.add_pandas("p").add_dataframe_asset("a")
+    definition = gx.ValidationDefinition(
+        name="v", data=batch.add_batch_definition_whole_dataframe("b"), suite=suite
+    )
+    actions = [
+        UpdateDataDocsAction(name="docs"),
+        SlackNotificationAction(name="slack", slack_webhook="${HOOK}", notify_on="failure"),
+    ]
+    own.validation_definitions.add(definition)
+    own.checkpoints.add(
+        gx.Checkpoint(name="daily", validation_definitions=[definition], actions=actions)
+    )
     own.build_data_docs()
     config = tmp_path / "project" / "gx" / "great_expectations.yml"
+    (config.parent / "uncommitted" / "config_variables.yml").write_text(f"HOOK: {sink[0]}\n")
     before = config.read_text()
+    daily = gx.get_context(mode="file", project_root_dir=str(tmp_path / "project")).checkpoints.get(
+        "daily"
+    )
     world.fill(delay="100", carrier=f"'{SECRET}'")
     for name in ("first", "second"):
         outcome = run_contract(
             world.contract(name=name),
             ["2020-01-02"],
             ledger=world.ledger,
-            actions=[UpdateDataDocsAction(name="docs")],
+            actions=daily.actions,
             project=tmp_path / "project",
         )
     site = config.parent / "uncommitted" / "data_docs" / "local_site"
@@ -659,5 +678,6 @@ def test_data_docs_of_a_project_show_what_was_asked(world: World, tmp_path: Path
     assert late["expectation_config"]["kwargs"]["condition"] == "delay > 30"
     assert late["expectation_config"]["kwargs"]["max_value"] == 0.2
     assert config.read_text() == before
+    assert len(sink[1]) == 2 and "first" in sink[1][0] and SECRET not in "".join(sink[1])
     with pytest.raises(InvalidInput, match="great_expectations.yml"):
         run_contract(world.free("public"), project=tmp_path / "nowhere")

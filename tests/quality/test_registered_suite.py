@@ -24,6 +24,7 @@ from dpflow.errors import (
 )
 from dpflow.ledger import Ledger
 from dpflow.quality import ContractOutcome, parse_contract, run_contract
+from dpflow.quality.registered_suite import register_suite
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
@@ -172,6 +173,21 @@ def test_only_the_owners_suite_runs(world: World, tmp_path: Path) -> None:
     with pytest.raises(PlanRefused, match="is not registered"):
         world.run()
     assert world.ledger.verify().ok
+
+
+def test_no_suite_runs_on_a_server(world: World) -> None:
+    """Its SQL would not be kept to the table; so said before a server is asked, to owners and in runs."""
+    (world.folder / "lake.yml").write_text(
+        "{name: lake, source: {spark: nowhere, table: /lake/visits}, privacy_unit: {column: person},"
+        " contribution_bounds: {rows: 1}, columns: {}}"
+    )
+    content = {"table": "lake.yml", "mode": "trusted", "suite": "suite.json"}
+    with pytest.raises(PlanRefused, match="a suite's SQL could read and write other tables"):
+        run_contract(parse_contract(content, world.folder), ledger=world.ledger)
+    with pytest.raises(PlanRefused, match="a suite's SQL could read and write other tables"):
+        table = load_table(world.folder / "lake.yml")
+        register_suite(world.folder / "suite.json", table, world.ledger, principal="owner")
+    assert [entry.kind for entry in world.ledger.history()].count("suite") == 0
 
 
 def test_a_note_registers_nothing(world: World) -> None:
