@@ -182,9 +182,10 @@ def test_a_clear_of_an_older_day_rolls_nothing_back(
 
 
 def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One line for each release, with its cost and never a number of the answer."""
+    """One line for each release, with its cost and never a number of the answer; the task links to their receipts."""
     lines: list[str] = []
-    task = operator()
+    task, key = operator(), SimpleNamespace(dag_id="d", run_id="r", task_id="t")
+    assert [link.get_link(task, ti_key=key) for link in task.operator_extra_links][0] == ""
     monkeypatch.setattr(
         "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
     )
@@ -205,6 +206,8 @@ def test_a_query_says_what_it_paid(world: World, monkeypatch: pytest.MonkeyPatch
     ]
     assert lines[4] == "3 rows; published in out.duckdb:cities"
     assert lines[5].startswith("left in visits: epsilon ") and len(lines) == 6
+    receipts = [link.get_link(task, ti_key=key) for link in task.operator_extra_links][0]
+    assert receipts.endswith("/dpflow/releases?dag_id=d&run_id=r&task_id=t")
 
 
 def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,23 +223,29 @@ def test_a_failure_is_sent(visits: Tiny, run: Any, chat: tuple[str, list[str]]) 
     assert len(chat[1]) == 1 and "d.report failed" in chat[1][0] and "ledger" in chat[1][0]
 
 
-def list_dag_calls() -> list[tuple[str, dict[str, ast.expr]]]:
-    """Each DAG of the examples and of the page on schedules, with its arguments."""
-    page = DAGS.parent / "docs" / "how-to" / "schedule-in-airflow.md"
-    (of_page,) = [one.text for one in examples(page) if one.title == "dags/visits_daily.py"]
-    texts = {file.name: file.read_text() for file in DAGS.glob("*.py")} | {page.name: of_page}
-    return [
-        (name, {keyword.arg or "": keyword.value for keyword in node.keywords})
-        for name, text in texts.items()
-        for node in ast.walk(ast.parse(text))
-        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "DAG"
-    ]
+def list_dag_calls() -> Iterator[tuple[str, dict[str, ast.expr]]]:
+    """Each example DAG, and each with operators of ours on a page, with its arguments; a page's fragments have dots."""
+    texts = [(file.name, file.read_text()) for file in DAGS.glob("*.py")]
+    for page in (DAGS.parent / "docs").rglob("*.md"):
+        texts += [(str(one), one.text) for one in examples(page) if one.language == "python"]
+    for name, text in texts:
+        if "..." in text:
+            continue
+        for node in ast.walk(ast.parse(text)):
+            makers = [*getattr(node, "decorator_list", ())]
+            makers += [one.context_expr for one in node.items] if isinstance(node, ast.With) else ()
+            tasks = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
+            ours = any(getattr(one.func, "id", "").endswith("Operator") for one in tasks)
+            if ours or name.endswith(".py"):
+                for call in makers:
+                    if isinstance(call, ast.Call) and getattr(call.func, "id", "").lower() == "dag":
+                        yield name, {one.arg or "": one.value for one in call.keywords}
 
 
 def test_each_example_says_how_it_runs_beside_itself_and_again() -> None:
-    """A published file has one writer, and a ledger may be busy: what a reader copies has both settings."""
-    calls = list_dag_calls()
-    assert len(calls) >= 9
+    """A file has one writer, and a ledger may be busy: what a reader copies has both settings."""
+    calls = list(list_dag_calls())
+    assert len(calls) >= 14
     for name, arguments in calls:
         assert isinstance(arguments.get("max_active_runs"), ast.Constant), name
         assert "'retries'" in ast.unparse(arguments["default_args"]), name
