@@ -1,9 +1,7 @@
 """Casts that DuckDB adds where it binds a query, and those of them that can fail on a row.
 
-``TRY(s = 5)`` of a text s becomes ``TRY(CAST(s AS INTEGER) = 5)``. If another expression needs the same
-cast, DuckDB computes it once ahead of both, outside of the TRY around each, and one row fails the
-query. A written cast has a TRY of its own; one that is nowhere written can have none. So what is
-written is bound, and the casts are looked for in the plan before it is optimized.
+``s = 5`` of a text s becomes ``CAST(s AS INTEGER) = 5``. Within TRY a row on which it fails gives NULL, elsewhere it
+fails the query. So what is written is bound, and the casts are looked for in the plan before it is optimized.
 """
 
 from __future__ import annotations
@@ -17,23 +15,21 @@ from dpflow.tables.access.row_wise_functions import FLOATS, RANGES, TIMES, SqlTe
 _MOST_DIGITS = 38
 
 
-def find_failing_cast(plan: Any, tried: bool = False) -> tuple[str, str] | None:
-    """The types of a cast in a bound plan that can fail on a row; None if there is none.
+def find_failing_cast(plan: Any) -> tuple[str, str] | None:
+    """The types of a cast outside of TRY in a bound plan that can fail on a row; None if there is none.
 
     Args:
         plan: DuckDB's own, as JSON.
-        tried: a TRY stands right around it.
     """
     if isinstance(plan, list):
-        return next(filter(None, (find_failing_cast(one, tried) for one in plan)), None)
-    if not isinstance(plan, Mapping):
+        return next(filter(None, map(find_failing_cast, plan)), None)
+    if not isinstance(plan, Mapping) or plan.get("type") == "OPERATOR_TRY":
         return None
-    if plan.get("type") == "OPERATOR_CAST" and not tried and _reads_row(plan):
+    if plan.get("type") == "OPERATOR_CAST" and _reads_row(plan):
         ((given,), target) = plan["arguments"], plan["return_type"]
         if not plan["function_data"]["try_cast"] and not _never_fails(given, target):
             return given["id"], target["id"]
-    within = plan.get("type") == "OPERATOR_TRY"
-    return find_failing_cast([v for v in plan.values() if isinstance(v, Mapping | list)], within)
+    return find_failing_cast([v for v in plan.values() if isinstance(v, Mapping | list)])
 
 
 def _reads_row(node: Any) -> bool:

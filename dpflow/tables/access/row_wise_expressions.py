@@ -82,8 +82,7 @@ class ExpressionWriter:
     def write(self, node: Node, source: SelectSource) -> SqlTerm:
         """An expression, checked and written again.
 
-        Within TRY each part has a TRY of its own. DuckDB computes what several expressions share
-        ahead of them, and so outside of the TRY around each: one row would fail for all.
+        Within TRY each part has a TRY of its own, wherever DuckDB computes it.
         """
         term = self._write_node(node, source)
         if self._trying and node["class"] in _FALLIBLE:

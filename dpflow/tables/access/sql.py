@@ -456,12 +456,12 @@ def exact_text(column: Field) -> str:
     """The column as text that differs wherever a release could tell two values apart; NULL for
     NULL. Total, as everything here.
 
-    Of types that a release reads no value of, it is a hash.
+    Of types that a release reads no value of it is the same for every value.
     """
     name = f"t.{quote_name(column.name)}"
-    text = f"CAST({column.sql} AS VARCHAR)" if column.kind in _VALUES | _KEYS else f"hash({name})"
     # concat passes over NULL: a time that has no text is '=', which still differs from no value.
-    return f"CASE WHEN {name} IS NOT NULL THEN concat('=', {text}) END"
+    texts = [f"CAST({column.sql} AS VARCHAR)"] * (column.kind in _VALUES | _KEYS)
+    return f"CASE WHEN {name} IS NOT NULL THEN concat({', '.join([quote_text('='), *texts])}) END"
 
 
 # --- Queries of where rows are stored ---------------------------------------------------------------------

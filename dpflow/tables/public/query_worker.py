@@ -54,8 +54,8 @@ INTERVAL_MACROS = (
         "CASE WHEN cells <= 1 THEN single ELSE ceil(sqrt(cells * square)) END",
     ),
 )
-#: Deterministic by its catalogue, and random all the same.
-_VOLATILE = {"reservoir_quantile"}
+#: Types whose functions depend on the session's time zone, which is UTC and locked.
+_ZONED = {"TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS", "TIME WITH TIME ZONE"}
 #: Names without brackets that DuckDB reads as functions of the moment or the session.
 _MOMENTS = {
     *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
@@ -115,18 +115,18 @@ class LockedDatabase:
         for name, parameters, definition in INTERVAL_MACROS:
             execute(f"CREATE MACRO {name}({parameters}) AS {definition}")
         rows = execute(
-            "SELECT function_name, function_type, stability, macro_definition FROM duckdb_functions()"
+            "SELECT function_name, function_type, stability, parameter_types, return_type, macro_definition "
+            "FROM duckdb_functions()"
         ).fetchall()
-        self.aggregates = sorted({name for name, kind, _, _ in rows if kind == "aggregate"})
+        self.aggregates = sorted({name for name, kind, *_ in rows if kind == "aggregate"})
         # One overload that is volatile makes the name so.
-        rejected = {name for name, _, stability, _ in rows if stability not in (None, "CONSISTENT")}
-        rejected |= _VOLATILE
+        rejected = {name for name, _, *facts, _ in rows if not _is_consistent(*facts)}
         kinds = ("scalar", "aggregate", "window")
-        self._functions = {name for name, kind, _, _ in rows if kind in kinds} - rejected
+        self._functions = {name for name, kind, *_ in rows if kind in kinds} - rejected
         # A question is run several times, with the ends of intervals for its numbers.
         self._check_query = lru_cache(64)(lambda text: self._check_tree(self._parse(text)))
         self._macros: dict[str, list[str]] = {}
-        for name, kind, _, definition in rows:
+        for name, kind, *_, definition in rows:
             if kind == "macro" and name not in rejected | self._functions:
                 self._macros.setdefault(name, []).append(definition)
 
@@ -178,7 +178,7 @@ class LockedDatabase:
                 name.casefold() in _TABLE_FUNCTIONS or self._is_deterministic(name.casefold())
             ):
                 raise RejectedPart("function", name)
-            if name == "age" and len(node.get("arguments", ())) < 2:
+            if str(name).casefold() == "age" and len(node.get("arguments", ())) < 2:
                 raise RejectedPart("function", "age")
 
     def _check_source(self, node: Mapping[str, Any], ctes: set[str]) -> None:
@@ -238,6 +238,16 @@ def walk_tree(tree: Any) -> Iterator[dict[str, Any]]:
             waiting += part.values()
         elif isinstance(part, list):
             waiting += part
+
+
+def _is_consistent(stability: str | None, parameters: Sequence[str], result: str | None) -> bool:
+    """Whether an overload gives the same for the same arguments in every session of UTC.
+
+    What DuckDB calls consistent only within a query depends on the moment or a setting. With arguments, of which one
+    or the result has a time zone, that is the zone; `age` of one argument alone depends on the moment, too.
+    """
+    zoned = bool(parameters) and not _ZONED.isdisjoint([*parameters, result])
+    return stability in (None, "CONSISTENT") or (stability == "CONSISTENT_WITHIN_QUERY" and zoned)
 
 
 def _is_moment(names: Sequence[str]) -> bool:
