@@ -54,8 +54,9 @@ INTERVAL_MACROS = (
         "CASE WHEN cells <= 1 THEN single ELSE ceil(sqrt(cells * square)) END",
     ),
 )
-#: Types whose functions depend on the session's time zone, which is UTC and locked.
-_ZONED = {"TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS", "TIME WITH TIME ZONE"}
+#: Types whose functions depend on the session's time zone, which is UTC and locked. A TIME WITH TIME ZONE is none: it
+#: moves to another zone by that zone's offset of today.
+_ZONED = {"TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS"}
 #: Names without brackets that DuckDB reads as functions of the moment or the session.
 _MOMENTS = {
     *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
@@ -244,7 +245,7 @@ def _is_consistent(stability: str | None, parameters: Sequence[str], result: str
     """Whether an overload gives the same for the same arguments in every session of UTC.
 
     What DuckDB calls consistent only within a query depends on the moment or a setting. With arguments, of which one
-    or the result has a time zone, that is the zone; `age` of one argument alone depends on the moment, too.
+    or the result is zoned, that is the zone; `age` of one argument alone depends on the moment, too.
     """
     zoned = bool(parameters) and not _ZONED.isdisjoint([*parameters, result])
     return stability in (None, "CONSISTENT") or (stability == "CONSISTENT_WITHIN_QUERY" and zoned)

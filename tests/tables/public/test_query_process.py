@@ -101,6 +101,7 @@ REJECTED = [
     ("SELECT write_log('x')", "function"),
     ("SELECT current_localtime()", "function"),
     ("SELECT current_localtimestamp()", "function"),
+    ("SELECT TIMETZ '12:00:00+00' AT TIME ZONE 'America/New_York'", "function"),
     ("SELECT AGE(TIMESTAMPTZ '2020-01-01 00:00:00+00')", "function"),
     ("SELECT k FROM released.r0 ORDER BY random()", "function"),
     ("SELECT k FROM released.r0 USING SAMPLE 1", "sample"),
