@@ -274,7 +274,8 @@ def backfill(stage: Stage, first: str, last: str, parallel: int) -> None:
         "run_backwards": False,
         "dag_run_conf": {},
     }
-    stage.client.post("backfills", body)  # None where an earlier try arrived, and its answer was lost
+    # It says nothing where an earlier try arrived, and its answer was lost.
+    stage.client.post("backfills", body)
 
 
 def ended_backfills(stage: Stage) -> bool:
