@@ -9,6 +9,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 # Before anything opens a ledger, and for every process that a test starts. Workers of xdist inherit
 # the folder, which the process that made it removes.
 if "DPFLOW_TEST_STATE" not in os.environ:
@@ -27,3 +29,14 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 # Modules and fixtures are never garbage: to look for some after every 700 objects took a twentieth of the CPU.
 gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a test that ``-m`` leaves out one item, and not thousands: every worker collects them all."""
+    expression = metafunc.config.option.markexpr
+    if expression == metafunc.config.getini("addopts")[-1] and any(
+        metafunc.definition.get_closest_marker(name) for name in ("slow", "browser", "integration")
+    ):
+        markers = metafunc.definition.own_markers
+        markers[:] = [marker for marker in markers if marker.name != "parametrize"]

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 from sql_twins import fill_twins, measure_moves, try_query
 from sql_world import DECLARATION, EXACT, close
 
@@ -95,7 +95,7 @@ def declare(path: Path, **changes: Any) -> Table:
 
 
 def write_rows(path: Path, units: Sequence[Sequence[tuple[str, int]]]) -> None:
-    with duckdb.connect(str(path)) as connection:
+    with duckdb_file(path) as connection:
         connection.execute("CREATE OR REPLACE TABLE data(u INTEGER, k VARCHAR, x INTEGER)")
         rows = [(u, k, x) for u, unit in enumerate(units) for k, x in unit]
         if rows:
@@ -152,7 +152,7 @@ def test_a_units_row_that_read_others_would_be_seen(tmp_path: Path) -> None:
     tables = []
     for unit in ([], [("a", 2)] * 3):
         write_rows(path, [unit, [("a", 2)], [("a", 1)]])
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             query = "SELECT sum(n) FROM (SELECT count(*) OVER () AS n FROM data)"
             tables.append(connection.execute(query).fetchone())
     assert abs(tables[0][0] - tables[1][0]) > 3
@@ -297,7 +297,7 @@ def test_a_block_changes_a_units_row_by_what_is_priced(tmp_path: Path, text: str
     request = part.plan.mechanism.data_request(part.plan.params, part.plan.table)
     units, answers = [*block_units()], []
     for unit in units:
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             connection.execute(
                 "CREATE OR REPLACE TABLE data(u INTEGER, k VARCHAR, x INTEGER, b INTEGER)"
             )
@@ -394,7 +394,7 @@ def test_blocks_choose_rows_below(fresh: World) -> None:
 
 def test_rows_without_a_unit_are_dropped_or_one(fresh: World) -> None:
     """As the declaration says of them."""
-    with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
+    with duckdb_file(fresh.folder / "visits.duckdb") as connection:
         connection.execute("UPDATE visits SET person = NULL WHERE person < 10")
     text = "SELECT COUNT(*) FROM (SELECT person, COUNT(*) AS n FROM visits GROUP BY person)"
     for missing, units in (("drop", 390), ("one-unit", 391)):

@@ -214,28 +214,25 @@ def tiny_units() -> Iterator[list[tuple[str, str]]]:
 
 def largest_move(folder: Path, groups: int, rows: int, ask: Callable[[Table], GroupedSums]) -> int:
     """How far in L1 a unit moves the counts of combined keys, over all that it can hold."""
-    moved = 0
-    for number, unit in enumerate(tiny_units()):
-        counts = []
-        for held in ([], unit):
-            path = folder / f"{groups}-{rows}-{number}-{len(counts)}.duckdb"
-            with duckdb_file(path) as connection:
-                connection.execute("CREATE TABLE data(u INTEGER, k VARCHAR, l VARCHAR)")
-                for person, pair in [(0, ("a", "x")), *((1, one) for one in held)]:
-                    connection.execute("INSERT INTO data VALUES (?, ?, ?)", [person, *pair])
-            table = Table.model_validate(
-                {
-                    "name": "data",
-                    "database": path,
-                    "privacy_unit": {"column": "u"},
-                    "contribution_bounds": {"rows": 3, "groups": groups, "rows_per_group": rows},
-                    "columns": {n: {"public_keys": list(c)} for n, c in (("k", "ab"), ("l", "xy"))},
-                }
-            )
-            declared, name = declare_groups(table, "k, l")
-            counts.append(PrivateTable(declared).answer(ask(declared), ()).rows)
-        moved = max(moved, int(np.abs(counts[1] - counts[0]).sum()))
-    return moved
+    counts = []
+    for number, unit in enumerate(tiny_units()):  # of which the first holds nothing
+        path = folder / f"{groups}-{rows}-{number}.duckdb"
+        with duckdb_file(path) as connection:
+            connection.execute("CREATE TABLE data(u INTEGER, k VARCHAR, l VARCHAR)")
+            for person, pair in [(0, ("a", "x")), *((1, one) for one in unit)]:
+                connection.execute("INSERT INTO data VALUES (?, ?, ?)", [person, *pair])
+        table = Table.model_validate(
+            {
+                "name": "data",
+                "database": path,
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 3, "groups": groups, "rows_per_group": rows},
+                "columns": {n: {"public_keys": list(c)} for n, c in (("k", "ab"), ("l", "xy"))},
+            }
+        )
+        declared, name = declare_groups(table, "k, l")
+        counts.append(PrivateTable(declared).answer(ask(declared), ()).rows)
+    return max(int(np.abs(count - counts[0]).sum()) for count in counts)
 
 
 def request_by(groups: int, rows: int) -> Callable[[Table], GroupedSums]:
