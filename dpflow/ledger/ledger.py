@@ -446,18 +446,18 @@ class Ledger(BudgetLedger):
         try:
             return verb()
         except WitnessBehind:
-            if not self._bring_checkpoint(asks[0].principal):
-                raise
+            self._bring_checkpoint(asks[0].principal)
+        # Also where another process brought it meanwhile.
         return verb()
 
-    def _bring_checkpoint(self, principal: str) -> bool:
-        """Write the newest checkpoint of DPFLOW_LEDGER_WITNESS into the history; false if no scope gains by it.
+    def _bring_checkpoint(self, principal: str) -> None:
+        """Write the newest checkpoint of DPFLOW_LEDGER_WITNESS into the history, if a scope gains by it.
 
         Where DPFLOW_LEDGER_WITNESS_KEY names a witness's private key, one is signed and added first.
         """
         name, key = (os.environ.get(f"DPFLOW_LEDGER_WITNESS{part}") for part in ("", "_KEY"))
         if not name:
-            return False
+            return
         try:
             if key:
                 self.witness(name, Signer.parse(Path(key).read_text(encoding="utf-8")))
@@ -468,13 +468,12 @@ class Ledger(BudgetLedger):
         place = open_place(name)
         newest = place.newest()
         if newest is None:
-            return False
+            return
         is_own = bool(key) or place.may_be_written()
         with self._begin_writing() as writer:
-            brought = witnesses.take_checkpoint(writer, newest[1], is_own, principal)
+            witnesses.take_checkpoint(writer, newest[1], is_own, principal)
             fault_points.pass_point("witness.before-commit")
         fault_points.pass_point("witness.after-commit")
-        return brought
 
     def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
         """Write down what a budget refused, for auditors."""

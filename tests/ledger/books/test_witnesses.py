@@ -354,6 +354,23 @@ def test_two_processes_that_sign_for_themselves(watched, ask, tmp_path, monkeypa
     assert run_audit(export_text(watched), tmp_path).returncode == 0
 
 
+def test_what_another_process_brought_first_counts(watched, keep, ask, monkeypatch):
+    """A charge that finds nothing to bring any more is tried again all the same."""
+    for number in range(3):
+        ask.reserve(watched, f"d{number}")
+    watched.witness(keep, NIGHTLY)
+    take = witnesses.take_checkpoint
+
+    def come_second(*words):
+        assert take(*words)
+        return take(*words)
+
+    monkeypatch.setattr(witnesses, "take_checkpoint", come_second)
+    ask.reserve(watched, "d3")
+    assert [entry.kind for entry in watched.history()].count("witness") == 1
+    assert watched.verify().ok
+
+
 def test_a_ledger_moves_with_its_witness(watched, keep, ask, place, make_place, new_target):
     """An import counts on."""
     for number in range(2):
