@@ -55,6 +55,8 @@ class Catalogue(Strict):
         public: files of facts that are nobody's data, such as populations, by the names that queries give them:
             CSV, TSV, JSON, JSON lines or Parquet. Queries join them with what was released.
         output: where results are copied to, if a release does not say where.
+        plugins: a folder of plugins that are one file each, to be tried before they are packaged: commands and Python
+            that start below this file run their code. No certificate covers them.
     """
 
     root: Path | None = None
@@ -65,6 +67,7 @@ class Catalogue(Strict):
     tables: dict[TableName, Path] = Field(default_factory=dict)
     public: dict[TableName, Path] = Field(default_factory=dict)
     output: Output | None = None
+    plugins: Path | None = None
     _file: Path = PrivateAttr(default=Path(FILE_NAME))
 
     @property
@@ -109,6 +112,7 @@ def load_catalogue(file: Path) -> Catalogue:
             "anchor": read.anchor and (root / read.anchor).resolve(),
             "tables": {name: (folder / path).resolve() for name, path in read.tables.items()},
             "public": {name: (folder / path).resolve() for name, path in read.public.items()},
+            "plugins": read.plugins and (folder / read.plugins).resolve(),
             "output": output
             and output.model_copy(update={"database": (root / output.database).resolve()}),
         }
@@ -136,13 +140,19 @@ def find_catalogue(folder: Path | None = None) -> Catalogue | None:
     """The nearest ``dpflow.yml`` upward from a folder, else from the working directory; None
     without one. Raises like `load_catalogue`.
     """
+    file = find_file(folder)
+    return None if file is None else load_catalogue(file)
+
+
+def find_file(folder: Path | None = None) -> Path | None:
+    """The nearest ``dpflow.yml`` upward from a folder, else from the working directory, unread."""
     for start in (folder, Path()):
         if start is None:
             continue
         here = start.resolve()
         for upward in (here, *here.parents):
             if (upward / FILE_NAME).is_file():
-                return load_catalogue(upward / FILE_NAME)
+                return upward / FILE_NAME
     return None
 
 

@@ -8,11 +8,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import lru_cache
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import pluggy
 
 from dpflow import hookspecs
+from dpflow.catalogue import find_file, load_catalogue
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.estimators import Estimator, reads_across
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -22,6 +25,9 @@ from dpflow.errors import InvalidInput, PluginError, UnknownName
 
 #: Modules that register first, by the same hooks as everybody.
 BUILT_INS = ("dpflow.mechanisms.built_ins",)
+
+#: Beginning of the name of a module that is a plugin file, and of no distribution.
+TRIED = "dpflow_tried_"
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
 T = TypeVar("T")
@@ -114,12 +120,13 @@ class Registry:
 
     @classmethod
     def load(cls) -> Registry:
-        """Built-ins plus every installed distribution with an entry point in the group ``dpflow``: the
-        same object until something is installed or removed.
+        """Built-ins, every installed distribution with an entry point in the group ``dpflow``, and the files that
+        the nearest ``dpflow.yml`` tries: the same object until something is installed, removed or edited.
         """
         # Distributions are written into folders of these names; others change with every data file.
         folders = [path for path in sys.path if path.endswith("-packages")]
-        return _load_installed(tuple(sys.path), tuple(map(_changed_at, folders)))
+        times = tuple(map(_changed_at, folders))
+        return _load_installed((*sys.path, *times), tuple(_list_tried_files()))
 
     def find_mechanism(self, name: str) -> AnyMechanism:
         """The mechanism or session of this name, or `UnknownName`."""
@@ -224,10 +231,49 @@ def _changed_at(folder: str) -> int | None:
     return None
 
 
+def import_file(path: Path) -> Any:
+    """The module of one plugin file, run now; no distribution's module is hidden by it. Raises `InvalidInput`."""
+    name = f"{TRIED}{path.stem}"
+    spec = spec_from_file_location(name, path)
+    if spec is None or spec.loader is None or not path.is_file():
+        raise InvalidInput(
+            f"there is no file {path}; name a mechanism, or a .py file that registers one"
+        )
+    module = sys.modules[name] = module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:  # noqa: BLE001  the author's own code, whatever it raises
+        raise InvalidInput(f"{path} cannot be imported: {type(error).__name__}: {error}") from None
+    return module
+
+
+def _list_tried_files() -> Iterator[tuple[str, int | None]]:
+    """The files of the nearest catalogue's folder of plugins, with when they changed."""
+    file = find_file()
+    folder = file and _find_plugins(file, _changed_at(str(file)))
+    if folder is None:
+        return
+    if not folder.is_dir():
+        raise InvalidInput(
+            f"{file} tries plugins of {folder}, which is no folder; make it, or take plugins out"
+        )
+    for one in sorted(folder.glob("*.py")):
+        yield str(one), _changed_at(str(one))
+
+
+@lru_cache(maxsize=8)
+def _find_plugins(file: Path, _: int | None) -> Path | None:
+    """The folder of plugins that a catalogue names; read again when it changed."""
+    return load_catalogue(file).plugins
+
+
 @lru_cache(maxsize=1)
-def _load_installed(*_: tuple[str | int | None, ...]) -> Registry:
+def _load_installed(
+    _: tuple[str | int | None, ...], tried: tuple[tuple[str, Any], ...]
+) -> Registry:
+    files = {file: import_file(Path(file)) for file, _ in tried}
     return Registry(
-        {**{name: import_module(name) for name in BUILT_INS}, **dict(_installed_plugins())}
+        {name: import_module(name) for name in BUILT_INS} | dict(_installed_plugins()) | files
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +11,7 @@ import typer
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
-from dpflow.registry import Registry
+from dpflow.registry import Registry, import_file
 
 
 def command(
@@ -70,7 +69,6 @@ def command(
             "weaker noise",
             "power",
             "seconds",
-            "sensitivities",
             "verdict",
         ),
         (
@@ -85,7 +83,6 @@ def command(
                 "none seen" if a.weakened is None else f"1/{a.weakened}",
                 f"{a.power:.4g}",
                 f"{a.seconds:.0f}",
-                a.arithmetic,
                 a.verdict,
             )
             for a in audits
@@ -99,7 +96,10 @@ def command(
             show_table(
                 f"tried (generated declarations that could not be followed: {audit.not_followed})",
                 ("property", "values"),
-                ((what, ", ".join(values)) for what, values in audit.coverage.items()),
+                (
+                    ("sensitivities", audit.arithmetic),
+                    *((what, ", ".join(values)) for what, values in audit.coverage.items()),
+                ),
             )
     if any(audit.refuted for audit in audits):
         raise typer.Exit(1)
@@ -107,18 +107,7 @@ def command(
 
 def _load_file(path: Path) -> Registry:
     """What a file registers, as an installed plugin would: its own mechanisms alone. Raises `InvalidInput`."""
-    spec = spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None or not path.is_file():
-        raise InvalidInput(
-            f"there is no file {path}; name a mechanism, or a .py file that registers one"
-        )
-    module = module_from_spec(spec)
-    sys.modules[path.stem] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:  # noqa: BLE001  the author's own code, whatever it raises
-        raise InvalidInput(f"{path} cannot be imported: {type(error).__name__}: {error}") from None
-    registry = Registry({str(path): module})
+    registry = Registry({str(path): import_file(path)})
     if not registry.mechanisms:
         raise InvalidInput(
             f"{path} registers no mechanism; return some from a @hookimpl function dpflow_register_mechanisms"

@@ -15,6 +15,7 @@ from dpflow.engine.releases.certificates import (
     OWN_ARITHMETIC,
     PASSED,
     MechanismCertificate,
+    digest_code,
     read_notes,
     read_shipped_audit,
     write_notes,
@@ -127,6 +128,8 @@ def _audit_all(
         from dpflow.testing.mechanism_audit import audit_mechanism
     certificates = []
     for mechanism in mechanisms:
+        # Code that no certificate can cover is refused before it is audited.
+        digest_code(mechanism)
         examples = read_examples(registry.collect_examples(mechanism.name))
         audit = audit_mechanism(mechanism, examples, seconds)
         if audit.verdict != PASSED:

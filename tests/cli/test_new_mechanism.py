@@ -6,6 +6,12 @@ from pathlib import Path
 
 import pytest
 from page_runner import inside, run_main
+from typer.testing import CliRunner
+
+from dpflow.cli.commands import app
+from dpflow.engine.releases.certificates import digest_code
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.registry import Registry
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-mechanism-plugin.md"
 BROKEN = """
@@ -83,3 +89,50 @@ def test_a_broken_file_is_refuted_before_it_is_a_package(tmp_path: Path) -> None
     status, output, errors = run(tmp_path, "audit", "mine.py", "--seconds", "10")
     assert status == 1 and "refuted" in output
     assert "mine is refuted on a generated table" in errors and "Neighbouring answers" in errors
+
+
+PLUGINS = {"dpflow.yml": "plugins: tried\n", "tried/mine.py": BROKEN}
+
+
+def test_files_of_a_folder_are_tried_and_never_certified(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Below a dpflow.yml that names the folder their mechanisms are there, also after an edit; elsewhere they are not.
+    No certificate is made of one, whatever its audit would say.
+    """
+    (tmp_path / "tried").mkdir()
+    for name, text in PLUGINS.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    registry = Registry.load()
+    assert registry is Registry.load() and "mine" in registry.mechanisms
+    assert registry.origin["mine"] == str(tmp_path / "tried" / "mine.py")
+    with pytest.raises(
+        PlanRefused, match="mine.py is tried as a file, and no certificate covers it"
+    ):
+        digest_code(registry.find_mechanism("mine"))
+    done = CliRunner().invoke(app, ["certify", "mine", "--out", "c.json"])
+    assert done.exit_code != 0 and not (tmp_path / "c.json").exists()
+    (tmp_path / "tried" / "mine.py").write_text(BROKEN.replace('"mine"', '"yours"'))
+    assert "yours" in Registry.load().mechanisms and "mine" not in Registry.load().mechanisms
+    monkeypatch.chdir(tmp_path.parent)
+    assert "yours" not in Registry.load().mechanisms
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("raise ValueError('x')", "mine.py cannot be imported: ValueError: x"),
+        (None, "which is no folder; make it, or take plugins out"),
+    ],
+)
+def test_a_folder_that_cannot_be_tried_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str | None, says: str
+) -> None:
+    (tmp_path / "dpflow.yml").write_text("plugins: tried\n")
+    if text is not None:
+        (tmp_path / "tried").mkdir()
+        (tmp_path / "tried" / "mine.py").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InvalidInput, match=says):
+        Registry.load()

@@ -32,6 +32,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
 from dpflow.extras import DISTRIBUTION
 from dpflow.ledger.history.checkpoint import Signer, open_note
+from dpflow.registry import TRIED
 from dpflow.yaml_files import parse_json
 
 _FIRST_LINE = "dpflow.certificate/v1\n"
@@ -191,6 +192,10 @@ def digest_package(name: str) -> str:
 
 
 def _find_file(package: str) -> Path:
+    if package.startswith(TRIED):
+        raise PlanRefused(
+            f"{package.removeprefix(TRIED)}.py is tried as a file, and no certificate covers it; package and install it"
+        )
     file = getattr(import_module(package), "__file__", None)
     if file is None or package == "__main__":
         raise PlanRefused(
