@@ -241,25 +241,23 @@ def _start_state(
         rows, results = transaction.rows(_MARKED_AND_HEAD, seq=mark[0]), []
     else:
         rows, *results = transaction.read_ahead
-    found = [(row.seq, row.hash) for row in rows]
-    if mark not in [NOTHING, *found]:
-        raise LedgerCorrupt(_explain_loss(mark[0]))
-    # Its hash covers the root, which that transaction proved.
-    if former is not None and found and former.newest == max(found):
-        newest, state = former.newest, former
+    newest, root = _check_newest(rows, anchor, mark)
+    if former is not None and former.newest == newest:
+        state = former
         state.carry_on(transaction)
     else:
-        newest, root = _check_newest(rows, anchor)
         state = LedgerState(transaction, root)
     if ahead is not None:
         state.take_ahead(ahead, results)
     return newest, state
 
 
-def _check_newest(rows: Sequence[Any], anchor: Anchor) -> tuple[Seen, str]:
+def _check_newest(rows: Sequence[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
     """The newest entry of these, which are the marked and the last one, and its root. The mark is
     sealed itself, and what comes after it must be.
     """
+    if mark not in [NOTHING, *((row.seq, row.hash) for row in rows)]:
+        raise LedgerCorrupt(_explain_loss(mark[0]))
     if not rows:
         return NOTHING, EMPTY_ROOT
     head = max(rows)

@@ -220,3 +220,15 @@ def test_a_forged_tail_is_found_behind_proved_rows(ledger: Ledger, place: Any, g
     place.sql("DELETE FROM dpflow_entry WHERE seq = (SELECT max(seq) FROM dpflow_entry)")
     with pytest.raises(LedgerCorrupt):
         carry_on(ledger, held, "q")
+
+
+def test_a_row_that_was_changed_behind_proved_rows_is_found(
+    ledger: Ledger, place: Any, gate: str
+) -> None:
+    """Not by who goes on from what it proved, and by the next one who reads it."""
+    held = ledger.ask(gate, "q")
+    place.sql("UPDATE dpflow_release SET principal = 'another'")
+    assert carry_on(ledger, held, "q").answer["verdict"] == "no"
+    with pytest.raises(LedgerCorrupt):
+        ledger.session(gate)
+    assert not ledger.verify().ok
