@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -21,6 +22,7 @@ _GIT = "git+"
 _BRANCH = "refs/heads/main"
 _PATIENCE = 60  # seconds for a command of Git's
 _MAX_BYTES = 20_000_000  # of one checkpoint
+_NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 @dataclass(frozen=True)
@@ -87,6 +89,15 @@ def _name(number: int) -> str:
     return f"{number:012}.txt"
 
 
+def _write_note(handle: int, note: str) -> None:
+    with open(handle, "w", encoding="utf-8") as stream:
+        stream.write(note)
+        with suppress(OSError):  # a mounted bucket may have no modes
+            os.fchmod(stream.fileno(), 0o444)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 @dataclass(frozen=True)
 class FolderPlace:
     """A folder, such as a mounted bucket that keeps versions."""
@@ -112,14 +123,17 @@ class FolderPlace:
         """See `WitnessPlace`. Whole or not at all: it gets its name when it is on the disk."""
         file = self.folder / _name(number)
         with self._naming_faults():
+            sweep_left(self.folder, r"\.draft-.{8}")
             handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
             try:
-                with open(handle, "w", encoding="utf-8") as stream:
-                    stream.write(note)
-                    stream.flush()
-                    os.fsync(stream.fileno())
-                os.chmod(draft, 0o444)
+                _write_note(handle, note)
                 os.link(draft, file)  # fails where another was first
+            except OSError as error:
+                # A mounted bucket has no second names; it keeps what was closed, or nothing.
+                if error.errno not in _NO_LINKS:
+                    raise
+                create = os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY | os.O_CLOEXEC
+                _write_note(os.open(file, create, 0o444), note)
             finally:
                 os.unlink(draft)
         return str(file)

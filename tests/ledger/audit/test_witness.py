@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from dpflow.cli.ledger import app
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer
 
 
@@ -31,6 +33,24 @@ def test_files_are_added_and_each_goes_on_from_the_last(ledger, ask, tmp_path):
     assert sorted(map(str, folder.iterdir())) == [first.file, second.file]
     assert not os.stat(second.file).st_mode & 0o222
     assert ledger.verify(since=Path(second.file).read_text(), keys=[witness.public_text]).ok
+
+
+def test_a_folder_without_links_keeps_checkpoints(ledger, ask, tmp_path, monkeypatch):
+    """As a mounted bucket; what is there is not written over, and no draft stays."""
+
+    def refuse(*_):
+        raise PermissionError(errno.EPERM, "no links")
+
+    monkeypatch.setattr(os, "link", refuse)
+    folder = tmp_path / "witness"
+    folder.mkdir()
+    ledger.witness(folder)
+    ask.reserve(ledger, "one")
+    with pytest.raises(LedgerUnavailable, match="File exists"):
+        open_place(str(folder)).add(1, "another")
+    assert ledger.witness(folder).is_new
+    names = sorted(file.name for file in folder.iterdir())
+    assert names == ["000000000001.txt", "000000000002.txt"]
 
 
 def test_a_restored_copy_is_an_alarm(make_place, tmp_path, ask):
