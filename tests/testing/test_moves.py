@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 import pytest
 
-from dpflow.core.accounting.events import DiscreteGaussian
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
@@ -103,6 +104,8 @@ def test_arithmetic_of_its_own_is_reported() -> None:
     assert compare(lambda one, s: by_hand.add_noise(one, s), *VECTORS)[0] == "own arithmetic"
     assert compare(lambda one, s: add_laplace(one, Fraction(2), s), *VECTORS)[0] == "own arithmetic"
     assert compare(lambda one, s: s.draw_below(6), *VECTORS)[0] == "own arithmetic"
+    narrow = replace(laplace_noise(ONE, Fraction(1)), event=DiscreteLaplace(Fraction(2), 2))
+    assert compare(lambda one, s: narrow.add_noise(one, s), *VECTORS)[0] == "own arithmetic"
     declared = laplace_noise(Sensitivity(3, 5), Fraction(1))
     assert compare(lambda one, s: declared.add_noise(one, s), *VECTORS)[0] == "declared"
 
