@@ -34,6 +34,7 @@ from dpflow.testing.generated_tables import (
     MAX_PAIRS,
     Case,
     answer_units,
+    describe_pair,
     generate_cases,
     generated_neighbours,
     lone_unit_cases,
@@ -90,20 +91,20 @@ class Coverage:
 
 @dataclass(frozen=True)
 class Violation:
-    """A pair of neighbours that breaks the guarantee; answers are of generated tables."""
+    """A pair of neighbours that breaks the guarantee; ``tables`` are smallest ones with their answers."""
 
     case: Case
     epsilon: float
     delta: float
     loss: str
     pair: tuple[Answer, Answer]
+    tables: str
 
     def __str__(self) -> str:
         return (
             f"on a generated table ({_name_cells(self.case.cells)}; "
             f"{dict(self.case.params)}) {self.loss}, where the event states "
-            f"({self.epsilon:g}, {self.delta:g}). Neighbouring answers: "
-            f"{answer_fingerprint(self.pair[0])} and {answer_fingerprint(self.pair[1])}"
+            f"({self.epsilon:g}, {self.delta:g}). Neighbouring answers: {self.tables}"
         )
 
 
@@ -160,7 +161,9 @@ class _ComparedCase:
             self.done += 1
             self._coverage.pairs += 1
             if loss:
-                return Violation(self.case, epsilon, delta, loss, pair)
+                request = self._mechanism.data_request(self._params, self.case.table)
+                tables = describe_pair(request, self.case.table, pair)
+                return Violation(self.case, epsilon, delta, loss, pair, tables)
         return None
 
     def _list_pairs(self) -> list[tuple[Answer, Answer]]:

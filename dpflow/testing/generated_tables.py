@@ -226,6 +226,57 @@ def generated_neighbours(
     return [one for two in zip_longest(pairs, crowd) for one in two if one is not None]
 
 
+def describe_pair(request: DataRequest, table: Table, pair: tuple[Answer, Answer]) -> str:
+    """The tables with fewest units that have these answers, as a text table for authors; of answers that are of no
+    tiny table, their fingerprints.
+    """
+    names = [answer_fingerprint(answer) for answer in pair]
+    units = _distinct_units(request, table)
+    # Where units are replaced there is always one, perhaps without values.
+    absent = [None] * (table.neighbours == "add-remove")
+
+    def has_answer(rows: Sequence[UnitRows], name: Any) -> bool:
+        return bool(answer_fingerprint(answer_units(request, table, rows)) == name)
+
+    for others in range(MAX_OTHERS + 1):
+        for shared in combinations_with_replacement(range(len(units)), others):
+            company = [units[i] for i in shared]
+            changed = [
+                [
+                    unit
+                    for unit in [*absent, *units]
+                    if has_answer([*company, *filter(None, [unit])], name)
+                ]
+                for name in names
+            ]
+            if all(changed) and changed[0][0] != changed[1][0]:
+                return _write_tables(table, company, changed[0][0], changed[1][0])
+    return f"{names[0]} and {names[1]}"
+
+
+def _write_tables(
+    table: Table, company: Sequence[UnitRows], first: UnitRows | None, second: UnitRows | None
+) -> str:
+    """Rows of both tables in the columns' own units: those they share, and those of the unit that differs."""
+    columns = ("kind", "word", "amount", "share")
+    lines: list[tuple[str, ...]] = [("in", "unit", *columns)]
+    places = [("both", unit) for unit in company] + [("first", first), ("second", second)]
+    for number, (place, unit) in enumerate(places):
+        for row in unit or ():
+            cells = [row[name] for name in columns]
+            cells[2:] = [
+                None if value is None else table.column(name).grid_value(value)
+                for name, value in zip(columns[2:], cells[2:], strict=True)
+            ]
+            user = min(number, len(company)) + 1
+            lines.append(
+                (place, f"{user}", *("-" if cell is None else str(cell) for cell in cells))
+            )
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    written = ("  ".join(map(str.ljust, line, widths)).rstrip() for line in lines)
+    return "\n" + "\n".join(f"    {line}" for line in written)
+
+
 def answer_units(request: DataRequest, table: Table, units: Sequence[UnitRows]) -> Answer:
     """The exact answer on these units, whose public keys are texts."""
     return reference_answer(request, index_keys(request, table, units))

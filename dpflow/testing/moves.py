@@ -31,7 +31,12 @@ from dpflow.core.toolbox.noise import Noise
 from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.testing import harness
 from dpflow.testing.examples import Example, plan_mechanism
-from dpflow.testing.generated_tables import MAX_CASES, generate_cases, generated_neighbours
+from dpflow.testing.generated_tables import (
+    MAX_CASES,
+    describe_pair,
+    generate_cases,
+    generated_neighbours,
+)
 from dpflow.testing.harness import StreamSource, require
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.release_checks import list_pairs
@@ -298,8 +303,12 @@ def check_moves(
                 worst = _worst(worst, arithmetic)
                 pairs, comparable = pairs + 1, comparable or compared > 0
                 if excess:
-                    names = [answer_fingerprint(answer) for answer in pair]
-                    where = f"({dict(raw)}, {table.neighbours}). Answers: {names[0]} and {names[1]}"
+                    tables = (
+                        describe_pair(request, table, pair)
+                        if cases
+                        else " and ".join(str(answer_fingerprint(answer)) for answer in pair)
+                    )
+                    where = f"({dict(raw)}, {table.neighbours}). Neighbouring answers: {tables}"
                     return Moves(worst, pairs, f"{excess} {where}")
     return Moves(worst, pairs, "")
 

@@ -19,6 +19,7 @@ from dpflow.testing.conformance import (
     request_is_within_bounds,
 )
 from dpflow.testing.corpus import CONTROLS, TWINS, Control
+from dpflow.testing.corpus.broken_moves import RunningTotals
 from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
 from dpflow.testing.corpus.broken_sensitivities import SoundSum
 from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
@@ -26,6 +27,7 @@ from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example
 from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import Check, spend_effort
+from dpflow.testing.moves import check_moves
 
 #: Mistakes that are seen with all of the effort alone.
 HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
@@ -87,6 +89,18 @@ def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any], effort
     with spend_effort(effort):
         for rule in GENERATED:
             rule(twin)
+
+
+def test_a_refusal_prints_the_smallest_tables() -> None:
+    """As rows in the columns' own units, and no more of them than show the mistake."""
+    moves = check_moves(RunningTotals(), 1 / 16)
+    assert moves.excess.endswith(
+        """where the stated sensitivity is 2 ({'column': 'amount', 'by': 'kind', 'epsilon': '1'}, add-remove). """
+        """Neighbouring answers: \n"""
+        """    in     unit  kind  word  amount  share\n"""
+        """    first  1     a     a     2       -1\n"""
+        """    first  1     b     b     2       -1"""
+    )
 
 
 def test_limits_of_a_column_are_the_ones_that_hold() -> None:
