@@ -69,6 +69,7 @@ class MechanismCertificate:
         verdict: `PASSED`, or the certificate certifies nothing.
         coverage: properties of the declarations and parameters that the audit tried; no other plan is
             certified (`dpflow.core.contract.audit_cells`).
+        not_followed: generated declarations with parameters whose noise the audit could not follow.
         arithmetic: where the mechanism's noise takes its sensitivity from, as far as draws showed: ``of requests``,
             ``declared`` (and tested), or ``own arithmetic``.
         covers: which code it compares, and which it does not, in words.
@@ -87,6 +88,7 @@ class MechanismCertificate:
     power: float
     verdict: str
     coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    not_followed: int = 0
     arithmetic: str = OWN_ARITHMETIC
     covers: str = COVERS
 
