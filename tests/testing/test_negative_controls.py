@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from dpflow.testing.conformance import (
     conformance_checks,
     request_is_within_bounds,
 )
-from dpflow.testing.corpus import CONTROLS, TWINS, Control
+from dpflow.testing.corpus import CONTROLS, TWINS, Control, broken_deltas, broken_moves
 from dpflow.testing.corpus.broken_moves import RunningTotals
 from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
 from dpflow.testing.corpus.broken_sensitivities import SoundSum
@@ -33,8 +33,25 @@ from dpflow.testing.moves import check_moves
 HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
 
 
+#: Of these families one of each kind is in every run.
+SAMPLED = (broken_moves.__name__, broken_deltas.__name__)
+
+
+def sample_families(items: Sequence[Any], kind: Callable[[Any], tuple[str, str]]) -> list[Any]:
+    """All items, of which those of the sampled families are slow but for the first of each kind."""
+    kinds, cases = set[tuple[str, str]](), []
+    for item in items:
+        is_first = kind(item) not in kinds
+        kinds.add(kind(item))
+        is_slow = kind(item)[0] in SAMPLED and not is_first
+        cases.append(pytest.param(item, marks=pytest.mark.slow) if is_slow else item)
+    return cases
+
+
 @pytest.mark.parametrize(
-    "control", CONTROLS, ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}"
+    "control",
+    sample_families(CONTROLS, lambda one: (type(one.mechanism).__module__, one.caught_by)),
+    ids=lambda c: f"{type(c.mechanism).__name__}-{c.caught_by}",
 )
 def test_broken_mechanism_is_caught(control: Control) -> None:
     """The named check fails on at least one example."""
@@ -83,7 +100,11 @@ def test_a_mechanism_that_raises_is_named_by_whatever_draws_from_it() -> None:
 
 
 @pytest.mark.parametrize("effort", [1 / 32, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("twin", TWINS, ids=lambda twin: type(twin).__name__)
+@pytest.mark.parametrize(
+    "twin",
+    sample_families(TWINS, lambda twin: (type(twin).__module__, "")),
+    ids=lambda twin: type(twin).__name__,
+)
 def test_the_sound_twin_of_broken_mechanisms_passes(twin: Mechanism[Any], effort: float) -> None:
     """What differs from a broken mechanism by its mistake alone is refused by no generated table."""
     with spend_effort(effort):
