@@ -19,9 +19,9 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-import dpflow
 from dpflow.catalogue import find_server, locate_ledger
-from dpflow.client import Client
+from dpflow.client.remote import RemoteClient, check_server
+from dpflow.client.tokens import find_token
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
@@ -94,7 +94,7 @@ def open_ledger(
     return new_ledger
 
 
-def find_service(target: str | None, folder: Path | None = None) -> Client | None:
+def find_service(target: str | None, folder: Path | None = None) -> RemoteClient | None:
     """The service that a command asks; None where it works on a ledger.
 
     Args:
@@ -109,7 +109,10 @@ def find_service(target: str | None, folder: Path | None = None) -> Client | Non
             "DPFLOW_SERVER names a service, and a ledger is named, too; unset DPFLOW_SERVER, or leave the ledger out"
         )
     server = None if target else find_server(folder)
-    return None if server is None else dpflow.connect(server)
+    if server is None:
+        return None
+    place = check_server(server)
+    return RemoteClient(place, find_token(place))
 
 
 def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:

@@ -13,7 +13,14 @@ import typer
 from typer.core import TyperGroup
 
 from dpflow.cli.ask import read_queries
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_service,
+    open_ledger,
+    show_json,
+    show_table,
+)
 from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
 from dpflow.engine import make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
@@ -31,7 +38,7 @@ from dpflow.engine.sessions.holdout_gate import (
     review_champion,
 )
 from dpflow.engine.sessions.model_gate import submit_candidate
-from dpflow.engine.sessions.query_list import resolve_paths
+from dpflow.engine.sessions.query_list import load_upload, resolve_paths
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
@@ -164,7 +171,9 @@ def open_gate(file: FileArgument, ledger: LedgerOption = None, as_json: JsonOpti
 def show_status(
     file: FileArgument, ledger: LedgerOption = None, as_json: JsonOption = False
 ) -> None:
-    """Show what is left of a gate; opens and charges nothing."""
+    """Show what is left of a gate; opens and charges nothing. Of a service's gate FILE is the name."""
+    if service := find_service(ledger):
+        return _show_left("", service.show_gate(str(file))["left"], as_json)
     plan, book = _load(file, ledger)
     scope, name = plan.request.scope, plan.request.name
     if not any(record.state in ("open", "closed") for record in book.releases_by_name(scope, name)):
@@ -194,17 +203,34 @@ def submit(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Submit candidates to a gate, in order; the same one again is free.
+    """Submit candidates to a gate, in order; the same one again is free. Of a service's gate FILE is the name.
 
     Exit code: 0 if one was promoted, or is plausible as required, 1 if none, 3 if none and the gate is
     exhausted; an error is 2, or 75 if a retry helps.
     """
-    plan, book = _load(file, ledger)
     submissions = read_queries(candidates)
     if bad := [one for one in submissions if not isinstance(one, dict) or "name" not in one]:
         raise InvalidInput(
             f"{candidates} holds {len(bad)} entries that are no candidates; each has a name, a claim and a model"
         )
+    if service := find_service(ledger):
+        if any(option is not None for option in (model, alias, champion, better_by)):
+            raise InvalidInput(
+                "the service has the champion; leave --model, --alias, --champion and --better-by out"
+            )
+        prepared = [load_upload(resolve_paths(one, candidates.parent)) for one in submissions]
+        answers = [service.submit_candidate(str(file), one) for one in prepared]
+        if require is None:
+            may_promote = any("promotion" in answer["verdict"] for answer in answers)
+            require = Requirement.PROMOTED if may_promote else Requirement.PLAUSIBLE
+        return _finish(
+            answers[-1]["session"] if answers else "",
+            [answer["verdict"] for answer in answers],
+            answers[-1]["left"] if answers else {},
+            require,
+            as_json,
+        )
+    plan, book = _load(file, ledger)
     promoter = _make_promoter(plan, model, alias, champion, tracking_uri, better_by)
     require = require or (Requirement.PLAUSIBLE if promoter is None else Requirement.PROMOTED)
     if require is Requirement.PROMOTED and promoter is None:
@@ -218,12 +244,23 @@ def submit(
     check_submissions([plan], book, submissions, promoter)
     session = _open(plan, book)
     verdicts = judge_all([lambda: session], submissions, promoter, submit_candidate)
+    _finish(session.id, verdicts, session.remaining(), require, as_json)
+
+
+def _finish(
+    session: str,
+    verdicts: list[dict[str, Any]],
+    left: dict[str, Any],
+    require: Requirement,
+    as_json: bool,
+) -> None:
+    """Show verdicts, and end with the exit code that they have."""
     if as_json:
-        show_json({"session": session.id, "verdicts": verdicts, "left": session.remaining()})
+        show_json({"session": session, "verdicts": verdicts, "left": left})
     else:
         for verdict in verdicts:
             show_table(str(verdict["name"]), ("", ""), verdict.items())
-        _show_left(session.id, session.remaining(), as_json)
+        _show_left(session, left, as_json)
     outcome = join_outcomes(verdicts)
     passed = outcome == "promoted"
     if require is Requirement.PLAUSIBLE:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import http.client
 import ipaddress
@@ -66,7 +67,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-class _NoRedirects(urllib.request.HTTPRedirectHandler):
+class NoRedirects(urllib.request.HTTPRedirectHandler):
     """Another address would get the token."""
 
     def redirect_request(self, *_: Any) -> None:
@@ -85,7 +86,7 @@ class RemoteClient(Client):
         if not token.isascii() or not token.isprintable() or " " in token:
             raise InvalidInput("the token is none of a service; copy it whole, without blanks")
         self.server, self._token = server, token
-        handlers: list[Any] = [_NoRedirects]
+        handlers: list[Any] = [NoRedirects]
         # A proxy would get the token in the clear, and no service of this machine is behind one.
         if server.startswith("http://"):
             handlers.append(urllib.request.ProxyHandler({}))
@@ -134,6 +135,29 @@ class RemoteClient(Client):
         """As `Client.history`."""
         asked = {"scope": scope, "since": since, "principal": principal, "limit": str(limit)}
         return list(self._ask("GET", "history", **asked))
+
+    def gates(self) -> list[dict[str, Any]]:
+        """The gates that may be named: ``gate``, what each costs, proves and refuses."""
+        return list(self._ask("GET", "gates"))
+
+    def show_gate(self, gate: str) -> dict[str, Any]:
+        """One gate, with what is ``left`` of it; opens and charges nothing."""
+        return dict(self._ask("GET", f"gates/{urllib.parse.quote(gate, safe='')}"))
+
+    def submit_candidate(self, gate: str, candidate: Mapping[str, Any]) -> dict[str, Any]:
+        """A gate's verdict on a candidate: ``session``, ``verdict`` and what is ``left``. The same one again is free.
+
+        Args:
+            candidate: name, claim, label, features and the others of a submission. ``file`` and ``rival`` are the bytes
+                of a skops file; ``predictions`` has ``column`` (the private table's row id), ``ids``, ``predictions``
+                and perhaps ``scores``.
+        """
+        fields = {
+            name: base64.b64encode(value).decode() if isinstance(value, bytes) else _encode(value)
+            for name, value in candidate.items()
+        }
+        place = f"gates/{urllib.parse.quote(gate, safe='')}/candidates"
+        return dict(self.settle(place, fields))
 
     def settle(self, door: str, body: Any, on_job: Callable[[str], None] = lambda job: None) -> Any:
         """The answer of a request: from its job where it has one. A job that the service has forgotten is

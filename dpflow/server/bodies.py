@@ -22,7 +22,7 @@ from dpflow.yaml_files import parse_json
 access_log = logging.getLogger("dpflow.access")
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
-#: Of every response: nothing of it is kept by a proxy, run by a browser, or shown inside a page.
+#: Of every response that does not say otherwise: nothing of it is kept by a proxy, run by a browser, or shown inside a page.
 SECURITY_HEADERS = (
     (b"cache-control", b"no-store"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
@@ -33,6 +33,8 @@ SECURITY_HEADERS = (
 
 #: Below this every place needs a token.
 PRIVATE = "/v1/"
+#: What programs read that send no header but a URL's user and password.
+FILES = "/v1/published/"
 
 
 class DistinctKeysRequest(Request):
@@ -81,7 +83,10 @@ class Gate:
             nonlocal has_answer
             if message["type"] == "http.response.start":
                 has_answer = True
-                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+                own = list(message.get("headers", ()))
+                names = {name.lower() for name, _ in own}
+                added = [header for header in SECURITY_HEADERS if header[0] not in names]
+                message["headers"] = [*own, *added]
                 self._note_answer(scope, message["status"], time.perf_counter() - begun)
             await send(message)
 
@@ -116,7 +121,12 @@ class Gate:
         headers, state = Headers(scope=scope), scope.setdefault("state", {})
         try:
             if scope["path"].startswith(PRIVATE):
-                state["caller"] = admit(self._of.state.principals, headers.get("authorization"))
+                may_be_basic = scope["method"] in ("GET", "HEAD") and scope["path"].startswith(
+                    FILES
+                )
+                state["caller"] = admit(
+                    self._of.state.principals, headers.get("authorization"), basic=may_be_basic
+                )
         except Exception as error:  # noqa: BLE001  whatever it is, a client hears no text of it
             return make_refusal(error)
         length = headers.get("content-length", "")

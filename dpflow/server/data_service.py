@@ -65,9 +65,11 @@ from dpflow.server.contracts import (
     load_contracts,
     plan_checks,
 )
+from dpflow.server.gates import load_gates
 from dpflow.server.jobs import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
 from dpflow.server.loads import check_loads, plan_load
 from dpflow.server.principals import Caller
+from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
 from dpflow.tables.access.declarations import load_table
@@ -75,10 +77,11 @@ from dpflow.tables.access.declarations import load_table
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
 #: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
-Kind = Literal["sql", "release", "sql task", "release task", "load task", "contract task"]
+Kind = Literal["sql", "release", "gate", "sql task", "release task", "load task", "contract task"]
 _DOORS: Mapping[str, Door] = {
     "sql": "sql",
     "release": "release",
+    "gate": "gate",
     "sql task": "sql",
     "release task": "release",
     "load task": "load",
@@ -126,6 +129,8 @@ class DataService:
     ) -> None:
         self._service, self._tables = service, tables
         self._contracts = load_contracts(service)
+        self.gates = load_gates(service, ledger, registry)
+        self.publications = Publications(service.published, ledger)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
         # Requests of other processes' jobs, by the job's id.
         self._elsewhere: OrderedDict[str, str] = OrderedDict()
@@ -313,12 +318,14 @@ class DataService:
                     map(self._describe_planned, self._plan_query(caller, kind, body, "").planned)
                 )
             }
-        text = json.dumps([caller.name, kind, body], sort_keys=True)
-        if len(text) > MAX_REQUEST:
-            raise Refused(
-                413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
-            )
-        sealed = self._ledger.seal(text, _SEALED)
+        text, sealed = json.dumps([caller.name, kind, body], sort_keys=True), ""
+        # A gate's charge keeps no candidate: who sent one sends it again.
+        if kind != "gate":
+            if len(text) > MAX_REQUEST:
+                raise Refused(
+                    413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
+                )
+            sealed = self._ledger.seal(text, _SEALED)
         query = self._plan_query(caller, kind, body, sealed)
         unsettled = self._list_unsettled(query.planned)
         if not unsettled and not query.always_job:
@@ -476,6 +483,8 @@ class DataService:
             return self._make_release(*self._plan_release(caller, body), sealed)
         if kind == "release task":
             return self._make_task_releases(caller, body, sealed)
+        if kind == "gate":
+            return self.gates.plan_candidate(caller, body)
         if kind == "load task":
             return plan_load(self._service, self._tables, caller, body)
         if kind == "contract task":

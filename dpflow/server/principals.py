@@ -4,6 +4,8 @@ each principal.
 
 from __future__ import annotations
 
+import base64
+import contextlib
 import hmac
 import logging
 import math
@@ -20,6 +22,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError
+from dpflow.server.openid import Issuers, KeysUnavailable, has_claim
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Principal, Service, load_service, token_digest
 
@@ -100,6 +103,7 @@ class Principals:
         self._seen: tuple[int, ...] | None = ()
         self._problem = False
         self._lock = threading.Lock()
+        self._issuers = Issuers(opened.issuers)
         self._buckets = {
             name: _Bucket(
                 opened.requests_per_minute
@@ -110,9 +114,10 @@ class Principals:
         }
 
     def find_by_token(self, token: str) -> Caller | None:
-        """The principal of a token, or None; every digest is compared, in constant time.
+        """The principal of a token, or None; every digest is compared, in constant time. A token with dots is one of
+        an OpenID issuer.
 
-        Raises `Refused` while the file cannot be read.
+        Raises `Refused` while the file or an issuer's keys cannot be read.
         """
         with self._lock:
             self._read_changes()
@@ -121,6 +126,8 @@ class Principals:
                     "the service's file cannot be read now, so nobody is let in; its owner must bring it back"
                 )
             principals = self._now.principals
+        if "." in token:
+            return self._find_by_claims(token, principals)
         digest, owner = token_digest(token), None
         # No early return: the time must not tell whose token was close.
         for name, principal in principals.items():
@@ -128,6 +135,25 @@ class Principals:
                 if hmac.compare_digest(of_token, digest) and name in self._opened.principals:
                     owner = name
         return None if owner is None else Caller(owner, self._opened.principals[owner])
+
+    def _find_by_claims(self, token: str, principals: Mapping[str, Principal]) -> Caller | None:
+        try:
+            read = self._issuers.read_claims(token)
+        except KeysUnavailable:
+            raise refuse_for_now(
+                "the issuer's keys cannot be read now; repeat the request later"
+            ) from None
+        if read is None:
+            return None
+        owners = [
+            name
+            for name, principal in principals.items()
+            if principal.openid is not None
+            and has_claim(principal.openid, *read)
+            and name in self._opened.principals
+        ]
+        # Of a token that is two principals' nobody knows who pays.
+        return Caller(owners[0], self._opened.principals[owners[0]]) if len(owners) == 1 else None
 
     def count_request(self, name: str) -> int:
         """0 if this principal may ask now, else in how many seconds."""
@@ -180,9 +206,18 @@ def _find_version(path: Path) -> tuple[int, ...] | None:
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def admit(principals: Principals, authorization: str | None) -> Caller:
-    """Who asks, by the header ``Authorization``, and not too often. Raises `Refused`."""
+def admit(principals: Principals, authorization: str | None, *, basic: bool = False) -> Caller:
+    """Who asks, by the header ``Authorization``, and not too often. Raises `Refused`.
+
+    Args:
+        basic: whether the token may be the password of HTTP Basic. Browsers send that by themselves, also for pages of
+            others, so it is for what only reads.
+    """
     scheme, _, token = (authorization or "").partition(" ")
+    if basic and scheme.lower() == "basic":
+        with contextlib.suppress(ValueError):
+            password = base64.b64decode(token, validate=True).decode().partition(":")[2]
+            scheme, token = "bearer", password
     caller = principals.find_by_token(token) if scheme.lower() == "bearer" and token else None
     if caller is None:
         raise Refused(

@@ -12,15 +12,17 @@ import functools
 from concurrent.futures import Future
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Header, Path, Query, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
+from dpflow.catalogue import TableName
 from dpflow.core.contract.results import finite_json
 from dpflow.server.bodies import DistinctKeysRoute
 from dpflow.server.data_service import MAX_ENTRIES, DataService
 from dpflow.server.jobs import Job, Reply
 from dpflow.server.principals import Who
+from dpflow.server.publications import MEDIA_TYPES, FileKind
 from dpflow.server.refusals import describe_errors
 
 #: Seconds for which a poll may wait for its job.
@@ -113,6 +115,36 @@ class ContractTask(BaseModel):
     contract: Name
     blocks: Annotated[list[Name], Field(max_length=1000)] = []
     plan_only: bool = False
+
+
+class PredictionRows(BaseModel):
+    """Predictions made beforehand, by the row ids of the private table's column ``column``."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    column: Name
+    ids: Annotated[list[Annotated[float, Field(allow_inf_nan=False)] | str], Field(min_length=1)]
+    predictions: list[float | None]
+    scores: list[float | None] | None = None
+
+
+class GateCandidate(BaseModel):
+    """A candidate for a gate: the fields of `dpflow.engine.sessions.candidate.Submission`, its files in base64 and its
+    predictions as rows.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Name
+    claim: str | None = None
+    label: str = ""
+    features: Annotated[list[Name], Field(max_length=10_000)] = []
+    estimator: str | dict[str, Any] | None = None
+    options: dict[str, str | float] = {}
+    default: str | float | None = None
+    file: str | None = None
+    rival: str | None = None
+    predictions: PredictionRows | None = None
 
 
 class JobView(BaseModel):
@@ -217,6 +249,62 @@ def load_blocks(request: Request, caller: Who, task: LoadTask) -> JSONResponse:
 def check_contract(request: Request, caller: Who, task: ContractTask) -> JSONResponse:
     """Check a data contract, paid once for each run: verdicts of noisy numbers."""
     return _show(_service(request).submit(caller, "contract task", task.model_dump()))
+
+
+@router.get("/v1/published", responses=_ERRORS)
+def list_published(request: Request, caller: Who) -> list[Reply]:
+    """What the principal may read by URL."""
+    return _service(request).publications.list_names(caller)
+
+
+@router.get(
+    "/v1/published/{name}.{kind}",
+    response_class=Response,
+    responses=_ERRORS
+    | {
+        200: {"content": {media: {} for media in MEDIA_TYPES.values()}},
+        304: {"description": "The reader has this content."},
+    },
+)
+@router.head("/v1/published/{name}.{kind}", include_in_schema=False)
+def read_published(
+    request: Request,
+    caller: Who,
+    name: Annotated[TableName, Path()],
+    kind: FileKind,
+    latest: bool = False,
+    if_none_match: Annotated[str | None, Header(max_length=10_000)] = None,
+) -> Response:
+    """Settled results as a file, of all blocks and runs or of the latest interval. The token may also be the password of
+    HTTP Basic, whose user is anything.
+    """
+    publications = _service(request).publications
+    file = publications.read(caller, name, kind, if_none_match, latest=latest)
+    headers = {"ETag": file.tag, "Cache-Control": "private, no-cache"}
+    if file.content is None:
+        return Response(status_code=304, headers=headers)
+    return Response(file.content, headers=headers, media_type=MEDIA_TYPES[file.kind])
+
+
+@router.get("/v1/gates", responses=_ERRORS)
+def list_gates(request: Request, caller: Who) -> list[Reply]:
+    """The gates that the principal may name, what each costs, proves and refuses."""
+    return list(finite_json(_service(request).gates.list_names(caller)))
+
+
+@router.get("/v1/gates/{gate}", responses=_ERRORS)
+def show_gate(request: Request, caller: Who, gate: Annotated[Name, Path()]) -> Reply:
+    """One gate, and what is left of it; opens and charges nothing."""
+    return dict(finite_json(_service(request).gates.show_status(caller, gate)))
+
+
+@router.post("/v1/gates/{gate}/candidates", responses=_JOB_ERRORS | _JOB)
+def submit_candidate(
+    request: Request, caller: Who, gate: Annotated[Name, Path()], candidate: GateCandidate
+) -> JSONResponse:
+    """The gate's verdict on a candidate, always by a job; the same one again is free. The first one charges the gate."""
+    body = {"gate": gate, "candidate": candidate.model_dump()}
+    return _show(_service(request).submit(caller, "gate", body))
 
 
 @router.delete("/v1/jobs/{job}", responses=_JOB_ERRORS)

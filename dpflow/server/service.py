@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import secrets
 from collections.abc import Mapping, Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +19,7 @@ from pydantic import Field, ValidationError
 
 from dpflow.catalogue import TableName, resolve_ledger
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.contract.strict_models import Strict, describe_problems
+from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, UnknownName
 from dpflow.private_files import UntrustedPlace, forbid_public_writing
 from dpflow.yaml_files import load_yaml
@@ -27,22 +28,61 @@ Digest = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
 Rate = Annotated[int, Field(ge=1, le=10**6)]
 #: No slash: in run identities one ends a principal's name.
 PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62}$")]
-Door = Literal["sql", "release", "predict", "load", "contract"]
+Door = Literal["sql", "release", "predict", "load", "contract", "gate", "read"]
 #: Begins names of DAGs. A delimiter ends it, so that team_a- is not the beginning of team_ab.
 DagPrefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,100}[_.-]$")]
 
 
+class Claim(Strict):
+    """Whose tokens of an OpenID issuer are a principal's: those in which a claim has a value.
+
+    Attributes:
+        issuer: its name in the service file.
+        claim: such as ``email`` or ``groups``; a list has the value if one of its elements is it.
+        value: compared as it is.
+    """
+
+    example = "{issuer: corp, claim: groups, value: dp-analysts}"
+
+    issuer: TableName
+    claim: Annotated[str, Field(min_length=1, max_length=200)]
+    value: Annotated[str, Field(min_length=1, max_length=1000)]
+
+
+class Issuer(Strict):
+    """An OpenID issuer whose tokens (JWT) are taken.
+
+    Attributes:
+        issuer: its name in tokens (``iss``), compared as it is.
+        audience: this service's name in tokens (``aud``).
+        keys: its public keys (a JWK set): a file, or an ``https`` URL.
+        refresh_seconds: how often keys are read from a URL; those of a file are read when it changes. A key that is
+            taken out is trusted for so long.
+        leeway_seconds: by which clocks may differ.
+    """
+
+    example = "{issuer: 'https://login.example.org', audience: dpflow, keys: keys.json}"
+
+    issuer: Annotated[str, Field(min_length=1, max_length=1000)]
+    audience: Annotated[str, Field(min_length=1, max_length=1000)]
+    keys: Annotated[str, Field(min_length=1, max_length=1000)]
+    refresh_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300
+    leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 10
+
+
 class Principal(Strict):
-    """Who may ask, for what, and what it may spend.
+    """Who may ask, for what, and what it may spend. It has a token, or a claim in tokens of an issuer, or both.
 
     Attributes:
         token_sha256: the SHA-256 of the token, or of several while one replaces another.
+        openid: whose tokens of an OpenID issuer are its.
         role: ``analyst`` asks by its doors and sees its own scope; ``scheduler`` asks for runs of DAGs, too;
             ``auditor`` asks nothing and sees every scope; ``owner`` asks and sees every scope. Grants are made
             at the ledger, never here.
         scope: which budget pays. A limit per day is that of the scope: a quota with a period.
-        doors: ``sql``, ``release``, ``predict``, ``load`` and ``contract``.
-        loads, contracts: which of the file it may name at the doors ``load`` and ``contract``.
+        doors: ``sql``, ``release``, ``predict``, ``load``, ``contract``, ``gate`` and ``read``.
+        loads, contracts, gates, published: which of the file it may name at the doors ``load``, ``contract``, ``gate`` and
+            ``read``.
         dag_prefixes: how names of a scheduler's DAGs begin; any if left out. Those of two schedulers differ.
         tables: which tables of the file it may name at the doors ``sql`` and ``release``.
         max_epsilon, max_delta: privacy cost of one request; any that the scope can pay if left out.
@@ -51,12 +91,15 @@ class Principal(Strict):
         predictions: points that its session answers; those of the session file if left out.
     """
 
-    token_sha256: Digest | Annotated[list[Digest], Field(min_length=1, max_length=10)]
+    token_sha256: Digest | Annotated[list[Digest], Field(min_length=1, max_length=10)] | None = None
+    openid: Claim | None = None
     role: Literal["analyst", "scheduler", "auditor", "owner"] = "analyst"
     scope: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     doors: frozenset[Door] = frozenset()
     loads: frozenset[TableName] = frozenset()
     contracts: frozenset[TableName] = frozenset()
+    gates: frozenset[TableName] = frozenset()
+    published: frozenset[TableName] = frozenset()
     dag_prefixes: frozenset[DagPrefix] = frozenset()
     tables: frozenset[TableName] = frozenset()
     max_epsilon: Epsilon | None = None
@@ -69,7 +112,7 @@ class Principal(Strict):
     def digests(self) -> Sequence[str]:
         """Of all tokens that are valid."""
         tokens = self.token_sha256
-        return [tokens] if isinstance(tokens, str) else tokens
+        return [tokens] if isinstance(tokens, str) else tokens or []
 
     @property
     def sees_every_scope(self) -> bool:
@@ -121,6 +164,39 @@ class Load(Strict):
     missing: tuple[str, ...] = ()
 
 
+class ServedGate(Strict):
+    """A holdout gate that strangers' candidates come to. Models are scored in a process of their own.
+
+    Attributes:
+        gate: its release file, relative to the service file.
+        champion: a JSON file that holds the champion, made with the first one; models that were promoted are kept in
+            a folder beside it. Without it nothing is promoted.
+        better_by: by how much a challenger has to be better, in units of the metric.
+        max_seconds: that scoring one model may take; what takes longer fails, and closes the gate.
+    """
+
+    example = "{gate: late.yml, champion: late.json}"
+
+    gate: Path
+    champion: Path | None = None
+    better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
+    max_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 120
+
+
+class Publication(Strict):
+    """Settled results of one release that may be read by URL, of all its blocks and runs.
+
+    Attributes:
+        release: its name.
+        scope: the budget that paid.
+    """
+
+    example = "{release: by-city, scope: visits/ann}"
+
+    release: Annotated[str, Field(min_length=1, max_length=200)]
+    scope: Annotated[str, Field(min_length=1, max_length=200)]
+
+
 class Service(Strict):
     """The file of ``dpflow serve``. All paths in it are relative to it.
 
@@ -130,7 +206,10 @@ class Service(Strict):
         tables: declarations by the names that they give themselves.
         loads: what schedulers may load, by name.
         contracts: files of data contracts in mode ``metered``, by the names that schedulers use.
+        gates: holdout gates, by the names that submissions give them.
+        published: releases whose results may be read by URL, by the names that URLs have.
         public: files of facts that are nobody's data, by the names that queries give them.
+        issuers: OpenID issuers, by the names that principals give them.
         max_waiting: requests that may wait for one source.
         lease_seconds: how long a charged request may lie before another process of this service finishes it; longer
             than any query takes.
@@ -145,7 +224,10 @@ class Service(Strict):
     public: dict[TableName, Path] = Field(default_factory=dict)
     loads: dict[TableName, Load] = Field(default_factory=dict)
     contracts: dict[TableName, Path] = Field(default_factory=dict)
+    gates: dict[TableName, ServedGate] = Field(default_factory=dict)
+    published: dict[TableName, Publication] = Field(default_factory=dict)
     predict: Predictions | None = None
+    issuers: dict[TableName, Issuer] = Field(default_factory=dict)
     principals: Annotated[dict[PrincipalName, Principal], Field(min_length=1)]
     max_waiting: Annotated[int, Field(ge=1, le=10**5)] = 100
     lease_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 60
@@ -157,7 +239,7 @@ class Service(Strict):
         """All that a running service cannot change."""
         fields = self.model_dump()
         for principal in fields["principals"].values():
-            del principal["token_sha256"]
+            del principal["token_sha256"], principal["openid"]
         return fields
 
     def list_predictors(self) -> dict[str, Principal]:
@@ -180,9 +262,14 @@ def load_service(path: Path) -> Service:
         service = Service.model_validate(load_yaml(path, "service file"))
     except ValidationError as error:
         raise InvalidDeclaration(f"{path} is not a service: {describe_problems(error)}") from None
+    if len({issuer.issuer for issuer in service.issuers.values()}) < len(service.issuers):
+        raise InvalidDeclaration(f"{path}: two issuers are called the same; leave one out")
     digests = [digest for one in service.principals.values() for digest in one.digests]
     if len(set(digests)) != len(digests):
         raise InvalidDeclaration(f"{path}: two principals have the same token; give each its own")
+    claims = [one.openid for one in service.principals.values() if one.openid is not None]
+    if any(claims.count(claim) > 1 for claim in claims):
+        raise InvalidDeclaration(f"{path}: two principals have the same claim; give each its own")
     for name, principal in service.principals.items():
         if problem := _find_problem(service, principal):
             raise InvalidDeclaration(f"{path}: principal {name} {problem}")
@@ -218,6 +305,21 @@ def load_service(path: Path) -> Service:
                 name: load.model_copy(update={"source": folder / load.source})
                 for name, load in service.loads.items()
             },
+            "gates": {
+                name: gate.model_copy(
+                    update={
+                        "gate": folder / gate.gate,
+                        "champion": gate.champion and folder / gate.champion,
+                    }
+                )
+                for name, gate in service.gates.items()
+            },
+            "issuers": {
+                name: issuer
+                if "://" in issuer.keys
+                else issuer.model_copy(update={"keys": str(folder / issuer.keys)})
+                for name, issuer in service.issuers.items()
+            },
             "predict": predict and predict.model_copy(update={"session": folder / predict.session}),
         }
     )
@@ -226,25 +328,34 @@ def load_service(path: Path) -> Service:
 def _find_problem(service: Service, principal: Principal) -> str:
     """What of a principal does not fit, as the end of a sentence; "" if all does."""
     asks = principal.doors & {"sql", "release"}
+    if principal.token_sha256 is None and principal.openid is None:
+        return "has no token; add token_sha256 (dpflow serve --new-token), or openid"
+    if principal.openid is not None and principal.openid.issuer not in service.issuers:
+        unknown_issuer = UnknownName("issuer", principal.openid.issuer, service.issuers)
+        return f"names an issuer that is not there: {unknown_issuer}"
     if principal.role == "auditor" and principal.doors:
         return "is an auditor, who asks nothing; leave doors out, or make it an analyst"
     if principal.role in ("analyst", "scheduler") and not principal.doors:
         return "may ask nothing; give it doors, such as doors: [sql]"
-    if principal.doors - {"load"} and principal.scope is None:
+    if principal.doors - {"load", "read"} and principal.scope is None:
         return "has doors and no scope that pays; add scope: NAME"
     if asks and not principal.tables:
         return f"has the door {min(asks)} and no table; add tables: [NAME]"
     if principal.dag_prefixes and principal.role != "scheduler":
         return "has dag_prefixes and is no scheduler; add role: scheduler"
-    named: tuple[tuple[Door, frozenset[str], Mapping[str, Any]], ...] = (
-        ("load", principal.loads, service.loads),
-        ("contract", principal.contracts, service.contracts),
+    named: tuple[tuple[Door, str, frozenset[str], Mapping[str, Any]], ...] = (
+        ("load", "loads", principal.loads, service.loads),
+        ("contract", "contracts", principal.contracts, service.contracts),
+        ("gate", "gates", principal.gates, service.gates),
+        ("read", "published", principal.published, service.published),
     )
-    for door, names, known in named:
+    for door, field, names, known in named:
         if (door in principal.doors) != bool(names):
-            return f"has the door {door} without {door}s, or {door}s without the door; give it both"
+            return f"has the door {door} without {field}, or {field} without the door; give it both"
         if unknown := sorted(names - {*known}):
-            return f"names a {door} that is not there: {UnknownName(door, unknown[0], known)}"
+            return (
+                f"names under {field} what is not there: {UnknownName('name', unknown[0], known)}"
+            )
     if unknown := sorted(principal.tables - {*service.tables}):
         return (
             f"names a table that is not served: {UnknownName('table', unknown[0], service.tables)}"

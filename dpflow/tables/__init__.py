@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from dpflow.tables.public.predictions import PredictionTable as PredictionTable
     from dpflow.tables.public.predictions import read_predictions as read_predictions
     from dpflow.tables.public.predictions import read_together as read_together
+    from dpflow.tables.public.predictions import write_predictions as write_predictions
     from dpflow.tables.public.publish import publish as publish
     from dpflow.tables.public.publish import published_ids as published_ids
     from dpflow.tables.public.publish import read_published as read_published
@@ -70,6 +71,7 @@ _MODULES = {
     "read_predictions": "dpflow.tables.public.predictions",
     "read_published": "dpflow.tables.public.publish",
     "read_together": "dpflow.tables.public.predictions",
+    "write_predictions": "dpflow.tables.public.predictions",
 }
 __all__ = list(_MODULES)
 __getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -241,7 +241,7 @@ def write_tables(tables: Sequence[ResultTable], file: Path) -> None:
     `ResultTable.write`.
     """
     require_file_kind(file)
-    content = _WRITERS[file.suffix.lower()](tables)
+    content = encode_tables(tables, file.suffix.lower())
     # Beside it and moved: nobody ever reads half of it.
     part = file.with_name(f".{file.name}.part")
     try:
@@ -253,6 +253,11 @@ def write_tables(tables: Sequence[ResultTable], file: Path) -> None:
         ) from None
     finally:
         part.unlink(missing_ok=True)
+
+
+def encode_tables(tables: Sequence[ResultTable], kind: str) -> bytes:
+    """The lines of one or more results as a file's content: ``.csv``, ``.json``, ``.parquet`` or ``.arrow``."""
+    return _WRITERS[kind](tables)
 
 
 def _csv_bytes(tables: Sequence[ResultTable]) -> bytes:
@@ -269,15 +274,31 @@ def _json_bytes(tables: Sequence[ResultTable]) -> bytes:
     return (json.dumps(records, indent=1, ensure_ascii=False) + "\n").encode()
 
 
-def _parquet_bytes(tables: Sequence[ResultTable]) -> bytes:
+def _join_arrow(tables: Sequence[ResultTable]) -> pyarrow.Table:
     arrow = [table.to_arrow() for table in tables]
+    import pyarrow
+
+    # Integers become doubles where another of the results has some.
+    return pyarrow.concat_tables(arrow, promote_options="permissive")
+
+
+def _parquet_bytes(tables: Sequence[ResultTable]) -> bytes:
+    joined = _join_arrow(tables)
     import pyarrow
     import pyarrow.parquet
 
-    # Integers become doubles where another of the results has some.
-    whole = pyarrow.concat_tables(arrow, promote_options="permissive")
     stream = pyarrow.BufferOutputStream()
-    pyarrow.parquet.write_table(whole, stream)
+    pyarrow.parquet.write_table(joined, stream)
+    return bytes(stream.getvalue())
+
+
+def _arrow_bytes(tables: Sequence[ResultTable]) -> bytes:
+    joined = _join_arrow(tables)
+    import pyarrow
+
+    stream = pyarrow.BufferOutputStream()
+    with pyarrow.ipc.new_file(stream, joined.schema) as writer:
+        writer.write_table(joined)
     return bytes(stream.getvalue())
 
 
@@ -285,4 +306,5 @@ _WRITERS: dict[str, Callable[[Sequence[ResultTable]], bytes]] = {
     ".csv": _csv_bytes,
     ".json": _json_bytes,
     ".parquet": _parquet_bytes,
+    ".arrow": _arrow_bytes,
 }

@@ -16,8 +16,10 @@ import io
 import json
 import warnings
 import zipfile
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,8 @@ FIXED = (
     "sklearn.preprocessing._polynomial.PolynomialFeatures",
     "sklearn.tree.",
 )
+#: Bytes of a model's file when it is unpacked.
+MAX_UNPACKED = 2**30
 
 
 _SOURCES = ("file", "model", "predictions")
@@ -153,6 +157,32 @@ class Submission(Strict):
         return (self.label, *inputs) if self.label else inputs
 
 
+class CandidateStopped(Exception):
+    """The process of a model died, or took too long."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A fixed function of a matrix of features, in this process or another one.
+
+    Attributes:
+        identity: digest of what the model is made of.
+        predicts_rows_alone: as of `Candidate`.
+        predict, score: of each row of a matrix; see `Submission`.
+        require_running: raises `CandidateStopped` if the process that computes them ended.
+    """
+
+    identity: bytes
+    predicts_rows_alone: bool
+    predict: Callable[[Any], Any] = field(repr=False)
+    score: Callable[[Any], Any] = field(repr=False)
+    require_running: Callable[[], None] = field(default=lambda: None, repr=False)
+
+
+#: Loads a model: the candidate's name, its features, its skops file.
+ModelLoader = Callable[[str, Sequence[str], Path], LoadedModel]
+
+
 @dataclass(frozen=True)
 class Candidate:
     """A loaded submission. ``digest`` covers what a model is made of or a table's predictions, columns and
@@ -167,6 +197,12 @@ class Candidate:
     score: Callable[[Rows], Any] | None = field(default=None, repr=False)
     rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
     predicts_rows_alone: bool = False
+    models: tuple[LoadedModel, ...] = field(default=(), repr=False)
+
+    def require_running(self) -> None:
+        """Raise `CandidateStopped` if a process of its models ended, whatever scores there are meanwhile."""
+        for model in self.models:
+            model.require_running()
 
     def query(self) -> dict[str, Any]:
         """The question that a gate is asked about it."""
@@ -181,12 +217,26 @@ class Candidate:
         }
 
 
-def _require_fixed_function(name: str, file: Path, data: bytes) -> None:
+def _require_fixed_function(name: str, file: str, data: bytes) -> None:
     """Refuse a file with anything that may answer differently the next time. Raises `InvalidInput`."""
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            # No more than this is read of a member, whatever is in the file.
+            unpacked = sum(member.file_size for member in archive.infolist())
+            if unpacked > MAX_UNPACKED:
+                raise InvalidInput(
+                    f"candidate {name}: {file} has more than {MAX_UNPACKED} bytes unpacked; save a smaller model"
+                )
             classes = set(_class_names(json.loads(archive.read("schema.json"))))
-    except (zipfile.BadZipFile, KeyError, ValueError):
+    except (
+        zipfile.BadZipFile,
+        zlib.error,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        KeyError,
+        ValueError,
+    ):
         raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
     odd = {t for t in classes if t.startswith("sklearn.") and not t.startswith(FIXED)}
     odd |= {t for t in classes if t.startswith("numpy.random")}
@@ -209,10 +259,16 @@ def _class_names(node: Any) -> Iterator[str]:
             yield from _class_names(child)
 
 
-def load_candidate(submission: Submission) -> Candidate:
-    """Load what a submission names and digest it. Raises `InvalidInput` for a missing file or one
-    that would run foreign code.
+def load_candidate(submission: Submission, load: ModelLoader | None = None) -> Candidate:
+    """Load what a submission names and digest it.
+
+    Args:
+        load: loads a model's file; `load_model` if left out.
+
+    Raises:
+        InvalidInput: for a missing file or one that would run foreign code.
     """
+    load = load or load_model
     # What it is called, said to be worth and lies in is no part of what it is.
     about = hashlib.sha256(
         submission.model_dump_json(
@@ -222,8 +278,7 @@ def load_candidate(submission: Submission) -> Candidate:
     predict: Callable[[Rows], Any] | None = None
     score: Callable[[Rows], Any] | None = None
     rival: Callable[[Rows], Any] | None = None
-    # A table's predictions are looked up; without a model there are none.
-    alone = True
+    models: list[LoadedModel] = []
     if submission.predictions is not None:
         table = read_predictions(
             **submission.predictions.model_dump(exclude={"score"}),
@@ -233,16 +288,19 @@ def load_candidate(submission: Submission) -> Candidate:
         predict, score = table.predict, table.score
     elif submission.file is not None or submission.model is not None:
         file = submission.file or _find_registered(submission)
-        model, identity, alone = _load_row_wise(submission, file)
+        model = load(submission.name, submission.features, file)
         # Each of one length, so that no two make the text of a third.
-        about.update(b"\0" + identity)
-        predict, score = _make_predictor(submission, model), _make_scorer(submission, model)
+        about.update(b"\0" + model.identity)
+        predict, score = _of_rows(submission, model.predict), _of_rows(submission, model.score)
+        models.append(model)
     if submission.rival is not None:
-        other, identity, rival_alone = _load_row_wise(submission, submission.rival)
-        alone = alone and rival_alone
-        about.update(b"\0\0" + identity)
-        rival = _make_predictor(submission, other)
-    return Candidate(submission, about.hexdigest(), predict, score, rival, alone)
+        other = load(submission.name, submission.features, submission.rival)
+        about.update(b"\0\0" + other.identity)
+        rival = _of_rows(submission, other.predict)
+        models.append(other)
+    # A table's predictions are looked up; without a model there are none.
+    alone = all(model.predicts_rows_alone for model in models)
+    return Candidate(submission, about.hexdigest(), predict, score, rival, alone, tuple(models))
 
 
 def _find_registered(submission: Submission) -> Path:
@@ -253,88 +311,92 @@ def _find_registered(submission: Submission) -> Path:
         raise InvalidInput(f"candidate {submission.name}: {error}") from None
 
 
-def _load_row_wise(submission: Submission, file: Path) -> tuple[Any, bytes, bool]:
-    """A model, as one that predicts each row alone if there is such a one, its identity, and whether
-    there is.
+def load_model(name: str, features: Sequence[str], file: Path) -> LoadedModel:
+    """Load a model into this process. Raises `InvalidInput` for a file that is none, or holds anything but a
+    fixed function of these features.
     """
-    model = _load_model(submission, file)
-    identity, row_wise = digest_model(model), make_row_wise(model)
-    return (model, identity, False) if row_wise is None else (row_wise, identity, True)
+    try:
+        data = file.read_bytes()
+    except OSError:
+        raise InvalidInput(f"candidate {name}: there is no readable file {file}") from None
+    return load_bytes(name, features, str(file), data)
 
 
-def _load_model(submission: Submission, file: Path) -> Any:
+def load_bytes(name: str, features: Sequence[str], file: str, data: bytes) -> LoadedModel:
+    """The same of a file's content. The model predicts each row alone if there is such a one."""
+    model = _load_estimator(name, file, data)
+    if not callable(getattr(model, "predict", None)):
+        raise InvalidInput(
+            f"candidate {name}: {file} holds a {type(model).__name__}, which predicts nothing; save a fitted estimator"
+        )
+    if (odd := find_odd_part(model)) is not None:
+        raise InvalidInput(
+            f"candidate {name}: {odd} in {file} is not as scikit-learn fits it; save a fitted estimator as it is"
+        )
+    _require_features(name, features, model, file)
+    row_wise = make_row_wise(model)
+    used = model if row_wise is None else row_wise
+    return LoadedModel(
+        digest_model(model), row_wise is not None, used.predict, partial(_score_matrix, used)
+    )
+
+
+def _load_estimator(name: str, file: str, data: bytes) -> Any:
     with require_extra("gate", "a candidate"), warnings.catch_warnings():
         # At import it looks into every loaded module, where deprecated names complain.
         warnings.simplefilter("ignore")
         import skops.io
 
-    try:
-        data = file.read_bytes()
-    except OSError:
-        raise InvalidInput(
-            f"candidate {submission.name}: there is no readable file {file}"
-        ) from None
     # Before skops makes an object of it.
-    _require_fixed_function(submission.name, file, data)
+    _require_fixed_function(name, file, data)
     try:
         untrusted = sorted(set(skops.io.get_untrusted_types(data=data)) - set(TRUSTED))
         model = None if untrusted else skops.io.loads(data, trusted=list(TRUSTED))
     except Exception:  # noqa: BLE001  anything can be in a file that is not skops
-        raise InvalidInput(f"candidate {submission.name}: {file} is not a skops file") from None
+        raise InvalidInput(f"candidate {name}: {file} is not a skops file") from None
     if untrusted:
         raise InvalidInput(
-            f"candidate {submission.name} holds types that are not scikit-learn's or numpy's: {', '.join(untrusted[:5])}; "
+            f"candidate {name} holds types that are not scikit-learn's or numpy's: {', '.join(untrusted[:5])}; "
             f"save an estimator made of those only"
         )
-    if (odd := find_odd_part(model)) is not None:
-        raise InvalidInput(
-            f"candidate {submission.name}: {odd} in {file} is not as scikit-learn fits it; save a fitted estimator as it is"
-        )
-    _require_features(submission, model, file)
     return model
 
 
-def _require_features(submission: Submission, model: Any, file: Path) -> None:
+def _require_features(name: str, features: Sequence[str], model: Any, file: str) -> None:
     """Raises `InvalidInput` for a model of other features: it would fail on every row, and its no would
     be paid for.
     """
-    expected, given = getattr(model, "n_features_in_", None), submission.features
-    if expected is not None and expected != len(given):
+    expected = getattr(model, "n_features_in_", None)
+    if expected is not None and expected != len(features):
         raise InvalidInput(
-            f"candidate {submission.name}: {file} was fitted on {expected} features, and {len(given)} are named; name those "
+            f"candidate {name}: {file} was fitted on {expected} features, and {len(features)} are named; name those "
             f"that it was fitted on"
         )
     # Names of a data frame; other names than the table's may be meant as they are.
     order = tuple(map(str, getattr(model, "feature_names_in_", ())))
-    if order and order != given and set(order) == set(given):
+    if order and order != tuple(features) and set(order) == set(features):
         raise InvalidInput(
-            f"candidate {submission.name}: {file} was fitted on features in the order {', '.join(order[:20])}; name them in it"
+            f"candidate {name}: {file} was fitted on features in the order {', '.join(order[:20])}; name them in it"
         )
 
 
-def _feature_matrix(submission: Submission, rows: Rows) -> Any:
-    return np.column_stack([np.asarray(rows[name], dtype=float) for name in submission.features])
+def _of_rows(submission: Submission, function: Callable[[Any], Any]) -> Callable[[Rows], Any]:
+    """A model's function for the rows of one group."""
+
+    def apply(rows: Rows) -> Any:
+        columns = [np.asarray(rows[name], dtype=float) for name in submission.features]
+        return function(np.column_stack(columns))
+
+    return apply
 
 
-def _make_predictor(submission: Submission, model: Any) -> Callable[[Rows], Any]:
-    """Predictions for the rows of one group."""
-    return lambda rows: model.predict(_feature_matrix(submission, rows))
-
-
-def _make_scorer(submission: Submission, model: Any) -> Callable[[Rows], Any]:
+def _score_matrix(model: Any, matrix: Any) -> Any:
     """Scores: the probability of the second class, else the decision function, else the predictions
     themselves.
     """
-
-    def score_rows(rows: Rows) -> Any:
-        matrix = _feature_matrix(submission, rows)
-        # Probabilities first: their order is what scores mean for most estimators.
-        if hasattr(model, "predict_proba"):
-            return model.predict_proba(matrix)[:, 1]
-        return (
-            model.decision_function(matrix)
-            if hasattr(model, "decision_function")
-            else model.predict(matrix)
-        )
-
-    return score_rows
+    # Probabilities first: their order is what scores mean for most estimators.
+    if hasattr(model, "predict_proba"):
+        return model.predict_proba(matrix)[:, 1]
+    if hasattr(model, "decision_function"):
+        return model.decision_function(matrix)
+    return model.predict(matrix)

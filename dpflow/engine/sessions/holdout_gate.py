@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from dpflow.core.contract.gate import OUTCOMES, Gate
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
+from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import (
     InvalidDeclaration,
@@ -197,7 +197,7 @@ def _load_public(session: Session, submission: Submission) -> Candidate:
     # Its digest is published with the verdict.
     if submission.predictions is not None:
         _require_public(session, submission.predictions.database)
-    return load_candidate(submission)
+    return session.load_candidate(submission)
 
 
 def _require_public(session: Session, database: Path) -> None:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpflow.engine.sessions.candidate import Predictions
 from dpflow.engine.sessions.holdout_gate import Promotes, judge, read_tables_together
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, SessionClosed
+from dpflow.tables import read_predictions
 
 
 def ask_all(
@@ -58,3 +61,38 @@ def resolve_paths(submission: Mapping[str, Any], base: Path) -> dict[str, Any]:
             "database": base / str(predictions.get("database", ""))
         }
     return submission_here
+
+
+def load_upload(submission: Mapping[str, Any]) -> dict[str, Any]:
+    """A submission for a service: files as bytes, predictions by row id. Raises `InvalidInput`, also for a model in
+    MLflow, which a service does not fetch.
+    """
+    upload = {name: value for name, value in submission.items() if name != "notes"}
+    if "model" in upload:
+        raise InvalidInput(
+            f"candidate {upload['name']!r} names a model in MLflow, and a service gets the model itself; save it by skops and "
+            f"name the file"
+        )
+    for name in ("file", "rival"):
+        if upload.get(name) is not None:
+            try:
+                upload[name] = Path(upload[name]).read_bytes()
+            except OSError:
+                raise InvalidInput(
+                    f"candidate {upload['name']!r}: there is no readable file {upload[name]}"
+                ) from None
+    if upload.get("predictions") is not None:
+        place = Predictions.model_validate(upload["predictions"])
+        table = read_predictions(**place.model_dump())
+        scores = None if table.scores is None else _list_numbers(table.scores)
+        upload["predictions"] = {
+            "column": place.id,
+            "ids": table.ids.tolist(),
+            "predictions": _list_numbers(table.predictions),
+            "scores": scores,
+        }
+    return upload
+
+
+def _list_numbers(values: Any) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in values.tolist()]

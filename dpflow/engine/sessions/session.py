@@ -40,7 +40,13 @@ from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.source_check import check_source
 from dpflow.engine.sessions import nested_release
-from dpflow.engine.sessions.candidate import Candidate, Submission
+from dpflow.engine.sessions.candidate import (
+    Candidate,
+    ModelLoader,
+    Submission,
+    load_candidate,
+    load_model,
+)
 from dpflow.engine.sessions.score_readers import ScoreReaders
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, PluginError, SessionClosed
@@ -104,9 +110,15 @@ class Session:
     """An open session (`dpflow.open_session`); the same plan and run identity resume it."""
 
     def __init__(
-        self, session_id: str, principal: str, plan: Plan, ledger: Ledger, registry: Registry
+        self,
+        session_id: str,
+        principal: str,
+        plan: Plan,
+        ledger: Ledger,
+        registry: Registry,
+        load: ModelLoader = load_model,
     ) -> None:
-        self.id, self._principal = session_id, principal
+        self.id, self._principal, self._load = session_id, principal, load
         self._plan, self._ledger, self._registry = plan, ledger, registry
         # Rows in memory are those of one answer at a time.
         self._answering = threading.RLock()
@@ -142,8 +154,12 @@ class Session:
         registry: Registry,
         *,
         run_identity: RunIdentity | None = None,
+        load: ModelLoader = load_model,
     ) -> Session:
         """Charge the whole session, or resume it.
+
+        Args:
+            load: loads models of candidates; into this process if left out.
 
         Raises:
             BudgetExceeded: the scope cannot pay; nothing was read.
@@ -152,7 +168,7 @@ class Session:
             SessionClosed: a gate on the same data is open.
             TableError: the source cannot be opened, or lacks what is declared; nothing was charged.
         """
-        return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry)
+        return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry, load)
 
     @errors_end_here
     def ask(
@@ -274,6 +290,10 @@ class Session:
     def metric(self) -> Metric | None:
         """The metric that the session's owner fixed, if any."""
         return self._readers.metric
+
+    def load_candidate(self, submission: Submission) -> Candidate:
+        """What a submission names. Raises `InvalidInput`."""
+        return load_candidate(submission, self._load)
 
     def require_used(self, submission: Submission) -> None:
         """Raises `PlanRefused` for a field of a candidate that its estimator does not use, or lacks."""
@@ -452,6 +472,9 @@ class Session:
 
         def draw_verdict(source: Source) -> tuple[Verdict, State]:
             values = read()
+            # A process that ended in the middle gave scores to some units, and to all others the default.
+            for scored in filter(None, (candidate, champion)):
+                scored.require_running()
             fault_points.pass_point("aggregate.after")
             verdict, after = mechanism.answer(plan.params, plan.table, state, query, values, source)
             body = dict(verdict.body)

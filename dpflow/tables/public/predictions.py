@@ -13,6 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -106,6 +107,23 @@ def read_predictions(
     # The state before it is read: what is written meanwhile is read again the next time.
     state = find_states([str(database)]).get(str(database))
     return _read_state(state, database, table, id, prediction, score)
+
+
+def write_predictions(
+    database: Path,
+    id: str,
+    ids: Sequence[float] | Sequence[str],
+    predictions: Sequence[float | None],
+    scores: Sequence[float | None] | None,
+) -> None:
+    """Make a file with the table ``predictions`` for `read_predictions`: columns ``id`` names, prediction, score."""
+    kind = "VARCHAR" if ids and isinstance(ids[0], str) else "DOUBLE"
+    with duckdb.connect(str(database)) as connection:
+        connection.execute(
+            f"CREATE TABLE predictions AS SELECT unnest(CAST(? AS {kind}[])) AS {sql.quote_name(id)}, "
+            "unnest(CAST(? AS DOUBLE[])) AS prediction, unnest(CAST(? AS DOUBLE[])) AS score",
+            [list(ids), list(predictions), list(scores or [None] * len(ids))],
+        )
 
 
 @lru_cache(maxsize=4)

@@ -1,0 +1,128 @@
+"""The door ``read``: settled results by URL, as the ledger has them, for dashboards and spreadsheets.
+
+Nothing is copied: a result is settled once and never changes, so the ids of the releases name the content.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import hashlib
+import json
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from dpflow.core.contract.published_release import PublishedRelease
+from dpflow.core.contract.results import Result
+from dpflow.engine.releases.republish import read_settled
+from dpflow.engine.releases.result_table import encode_tables, make_table
+from dpflow.errors import UnknownName
+from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.server.jobs import Reply
+from dpflow.server.principals import Caller
+from dpflow.server.service import Publication
+
+FileKind = Literal["csv", "json", "parquet", "arrow"]
+MEDIA_TYPES: Mapping[FileKind, str] = {
+    "csv": "text/csv; charset=utf-8",
+    "json": "application/json",
+    "parquet": "application/vnd.apache.parquet",
+    "arrow": "application/vnd.apache.arrow.file",
+}
+#: Bytes of files that are kept in memory.
+_MAX_KEPT = 2**26
+
+
+@dataclass(frozen=True)
+class PublishedFile:
+    """A file's content and its name for caches (``ETag``); no content where a reader has it already."""
+
+    tag: str
+    kind: FileKind
+    content: bytes | None = field(repr=False)
+
+
+class Publications:
+    """What a service publishes.
+
+    Args:
+        terms: the releases, by the names that URLs have.
+        ledger: has their results.
+    """
+
+    def __init__(self, terms: Mapping[str, Publication], ledger: Ledger) -> None:
+        self._terms, self._ledger = terms, ledger
+        self._kept: OrderedDict[str, bytes] = OrderedDict()
+
+    def list_names(self, caller: Caller) -> list[Reply]:
+        """What a caller may read, each with its release and the number of settled results."""
+        caller.require_door("read")
+        return [
+            {
+                "name": name,
+                "release": self._terms[name].release,
+                "results": len(self._find_settled(self._terms[name])),
+            }
+            for name in sorted(caller.terms.published)
+        ]
+
+    def read(
+        self, caller: Caller, name: str, kind: FileKind, known: str | None, *, latest: bool
+    ) -> PublishedFile:
+        """A publication as a file.
+
+        Args:
+            known: the header ``If-None-Match``.
+            latest: only results of the latest interval, or the one settled last where runs have none.
+
+        Raises:
+            UnknownName: the caller may read no such publication, whether there is one or not.
+        """
+        caller.require_door("read")
+        if name not in caller.terms.published:
+            raise UnknownName("publication", name, caller.terms.published)
+        settled = self._find_settled(self._terms[name])
+        about = json.dumps([name, kind, latest, [record.release_id for record in settled]])
+        tag = f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
+        if known is not None and _is_known(tag, known):
+            return PublishedFile(tag, kind, None)
+        content = self._kept.get(tag)
+        if content is None:
+            content = self._keep(tag, self._encode(settled, kind, latest=latest))
+        return PublishedFile(tag, kind, content)
+
+    def _find_settled(self, terms: Publication) -> list[ReleaseRecord]:
+        records = self._ledger.releases_by_name(terms.scope, terms.release)
+        return [one for one in records if one.settled and one.scope == terms.scope]
+
+    def _encode(self, settled: list[ReleaseRecord], kind: FileKind, *, latest: bool) -> bytes:
+        releases = [read_settled(self._ledger, record) for record in settled]
+        if latest and releases:
+            newest = max(map(_find_moment, releases))
+            releases = [release for release in releases if _find_moment(release) == newest]
+        # A file without results has the columns of one all the same.
+        empty = PublishedRelease("", "", "", "", "0", "0", Result(()))
+        return encode_tables([make_table(release) for release in releases or [empty]], f".{kind}")
+
+    def _keep(self, tag: str, content: bytes) -> bytes:
+        self._kept[tag] = content
+        while sum(map(len, self._kept.values())) > _MAX_KEPT and len(self._kept) > 1:
+            self._kept.popitem(last=False)
+        return content
+
+
+def _find_moment(release: PublishedRelease) -> dt.datetime:
+    """When a result is of: the start of its run's interval, or when it was settled."""
+    try:
+        moment = dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19])
+    except ValueError:
+        assert release.released_at is not None
+        moment = release.released_at
+    return moment.astimezone(dt.UTC) if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+
+
+def _is_known(tag: str, known: str) -> bool:
+    """Whether a reader has this content, by its header ``If-None-Match``."""
+    tags = [one.strip().removeprefix("W/") for one in known.split(",")]
+    return "*" in tags or tag in tags
