@@ -6,6 +6,7 @@ connections and the database are those of the program's own environment.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -115,7 +116,9 @@ def serve() -> None:
     """Answer questions of lines until there are no more."""
     sys.path.pop(0)  # the folder of this file
     for module in MODULES:
-        importlib.import_module(module)
+        # Airflow 3.1 has not all of them.
+        with contextlib.suppress(ModuleNotFoundError):
+            importlib.import_module(module)
     _build_early()
     for line in sys.stdin:
         child = os.fork()

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
 DAG_FILE = """
 from datetime import datetime, timedelta
 from pathlib import Path
-from airflow.sdk import DAG, AsyncCallback, DeadlineAlert, DeadlineReference, task
+from airflow.sdk import DAG, task
+try:
+    from airflow.sdk import AsyncCallback, DeadlineAlert, DeadlineReference
+except ImportError:  # Airflow 3.1
+    from airflow.sdk.definitions.deadline import AsyncCallback, DeadlineAlert, DeadlineReference
 from dpflow.airflow import BudgetCheckOperator, ReleaseOperator
 
 def wanted(name, **more):
@@ -28,7 +32,7 @@ def note(context):
 
 async def warn(**kwargs): ...
 
-late = DeadlineAlert(reference=DeadlineReference.DAGRUN_QUEUED_AT, interval=timedelta(hours=1), callback=AsyncCallback(warn))
+late = DeadlineAlert(reference=DeadlineReference.DAGRUN_LOGICAL_DATE, interval=timedelta(hours=1), callback=AsyncCallback(warn))
 with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), deadline=late,
          default_args={"on_success_callback": note, "on_failure_callback": note, "retries": 0}):
     @task.dpflow_release(blocks="2020-01-01")
