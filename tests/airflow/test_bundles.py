@@ -111,7 +111,8 @@ for version in os.environ["VERSIONS"].split():
     bundle = DagBundlesManager().get_bundle("team", version=version)
     with BundleVersionLock(bundle_name="team", bundle_version=version):
         bundle.initialize()
-        bag = DagBag(bundle.path / "d.py", load_op_links=False, bundle_path=bundle.path, **({"bundle_name": "team"} if "bundle_name" in names else {}))
+        named = {"bundle_name": "team"} if "bundle_name" in names else {}
+        bag = DagBag(bundle.path / "d.py", load_op_links=False, bundle_path=bundle.path, **named)
         sync_bag_to_db(bag, "team", version)
         dag = bag.dags["d"]
         run(2)
