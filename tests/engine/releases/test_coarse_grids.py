@@ -54,6 +54,7 @@ def test_plans_say_it_of_features_and_not_of_labels() -> None:
     assert shown.endswith("late from 0 to 1")
 
 
+@pytest.mark.own_session
 @pytest.mark.parametrize(
     ("kind", "refused"),
     [

@@ -79,6 +79,7 @@ def test_nothing_is_read_before_the_charge(tiny: Tiny, monkeypatch: pytest.Monke
     assert order == ["charged", "read"]
 
 
+@pytest.mark.own_session
 def test_a_release_opens_its_table_once(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     """Opening DuckDB costs more than reading a small table: checks, identity and rows share one."""
     asked, ledger, opened = planned(tiny), Ledger(tiny.ledger), []

@@ -136,6 +136,7 @@ def test_private_rows_are_no_predictions(
 
 
 @pytest.mark.own_session
+@pytest.mark.own_session
 def test_tables_of_a_batch_are_read_by_one_duckdb(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
