@@ -345,7 +345,7 @@ class CentredColumn:
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
         rounding = (np.abs(square) + self.half + mean**2 + most) * _ROUNDING
-        error = np.minimum(_variance_error(mean, of_mean, of_square), most) + rounding
+        error = np.minimum(_variance_error(mean, of_mean, of_square) + rounding, most)
         if measure.measure == "variance":
             return variance * self.step**2, error * self.step**2
         root = np.sqrt(variance)
