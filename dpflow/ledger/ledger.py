@@ -486,7 +486,9 @@ class Ledger(BudgetLedger):
     # --- history ------------------------------------------------------------------------------------------------
 
     def newest_entry(self) -> tuple[int, str]:
-        """Number and hash of the history's last entry: as long as they are the same, so is all that the ledger says."""
+        """Number and hash of the history's last entry. While they are the same, nobody wrote to the ledger through dpflow;
+        what was changed behind its back is found by whoever reads the rows.
+        """
         with self._begin_reading() as state:
             pass
         assert state.newest is not None

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from duckdb_files import duckdb_file
 from service_world import QUERY, ServiceWorld, headers_of, settle
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 
 import dpflow
 from dpflow.analyst_sql.answer import kept_answers, query_plan
+from dpflow.core.contract.columns import Column
 from dpflow.errors import DpflowError
 from dpflow.ledger import Ledger
 
@@ -148,6 +150,46 @@ def test_parameters_are_part_of_the_question(fresh: World) -> None:
         question = {"text": text, "parameters": {"n": value}, **OPTIONS}
         assert outcome(fresh, question) == kept[repr(value)]
     assert kept["1"] != kept["2.5"] != kept["30"]
+
+
+def test_parameters_that_are_no_plain_values_are_asked_again(fresh: World) -> None:
+    """An array writes only some digits of its numbers, and a mapping of one's own perhaps nothing."""
+    text = "SELECT COUNT(*) AS n FROM visits WHERE age > $1"
+    near = [np.array([40.0]), np.array([40.0 + 1e-9])]
+    first, other = (outcome(fresh, {"text": text, "parameters": p, **OPTIONS}) for p in near)
+    for parameters, answer in zip(near, (first, other)):
+        again = outcome(fresh, {"text": text, "parameters": parameters, **OPTIONS})
+        assert again["origins"][0]["release_id"] == answer["origins"][0]["release_id"]
+    assert first["origins"][0]["release_id"] != other["origins"][0]["release_id"]
+
+
+def test_nobody_changes_what_another_one_gets(fresh: World) -> None:
+    """Neither the wire form, nor a list among the values, nor the caller's own declaration."""
+    lists = (
+        "SELECT list(n ORDER BY n) AS l FROM (SELECT age, COUNT(*) AS n FROM visits GROUP BY age)"
+    )
+    for text in (TEXT, lists):
+        question = {"text": text, **OPTIONS}
+        fresh.ask(**question)
+        before = fresh.ask(**question)
+        values, wire = repr(before.rows), before.to_wire()
+        wire["columns"][0]["name"] = "other"
+        if text == lists:
+            before.rows[0][0].append(999)
+        again = fresh.ask(**question)
+        assert repr(again.rows) == values and again.columns[0].name != "other"
+    question = {"text": TEXT, **OPTIONS}
+    fresh.ask(**question)
+    fresh.table.columns["age"] = Column(public_keys=("2", "10", "11"))
+    assert not fresh.ask(**question).free
+
+
+def test_large_texts_are_not_kept(fresh: World) -> None:
+    """Letters count, not cells alone."""
+    text = "SELECT max(repeat('x', 200000)) AS long FROM (SELECT COUNT(*) AS n FROM visits)"
+    for _ in range(3):
+        assert len(fresh.ask(text=text, **OPTIONS).rows[0][0]) == 200_000
+    assert not kept_answers._answers
 
 
 def test_types_of_a_file_that_is_away_are_asked_again(fresh: World) -> None:

@@ -10,6 +10,7 @@ before, as for every answer.
 from __future__ import annotations
 
 import datetime as dt
+import os
 from collections import OrderedDict
 from collections.abc import Hashable, Mapping, Sequence
 from decimal import Decimal
@@ -24,11 +25,21 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import catalogue_state
 
-#: Answers that are kept, and cells of the largest one: at some 300 bytes a cell at most 150 MB.
-MAX_ANSWERS, MAX_CELLS = 256, 2_000
-_PLAIN = (str, int, float, bool, type(None), Decimal, dt.date)
+#: Answers that are kept, and cells and letters of the largest one: at some 300 bytes a cell at most 200 MB.
+MAX_ANSWERS, MAX_CELLS, MAX_LETTERS = 256, 2_000, 100_000
+#: Types of parameters that are what they are written as, and of values that nobody can change.
+_PLAIN = frozenset({str, int, float, bool, type(None), Decimal, dt.date, dt.datetime})
 _answers: OrderedDict[Hashable, SqlAnswer] = OrderedDict()
 _lock = Lock()
+
+
+def _renew_lock() -> None:
+    """In a forked child, which may have inherited it taken, by a thread that it does not have."""
+    global _lock
+    _lock = Lock()
+
+
+os.register_at_fork(after_in_child=_renew_lock)
 
 
 class KeptAnswer:
@@ -50,19 +61,23 @@ class KeptAnswer:
         public: Mapping[str, Path] | None = None,
     ) -> None:
         self._key: Hashable | None = None
-        values = parameters.values() if isinstance(parameters, Mapping) else parameters
+        values = _write_parameters(parameters)
         # Without a scope or tables dpflow.yml says which, and that may be edited.
-        if options.get("scope") is None or not all(isinstance(value, _PLAIN) for value in values):
+        if options.get("scope") is None or values is None or type(text) is not str:
             return
-        declared = tuple(table for table in tables if isinstance(table, Table))
-        if not declared or len(declared) < len(tables):
+        if not isinstance(tables, list | tuple) or not tables:
             return
+        declared = [table for table in tables if isinstance(table, Table)]
+        if len(declared) < len(tables):
+            return
+        # As they are now: whoever has a declaration may change what is in it.
+        written = tuple(table.model_dump_json() for table in declared)
         asked = sorted((name, repr(value)) for name, value in options.items())
         files = None if public is None else tuple(sorted((n, str(f)) for n, f in public.items()))
         states = tuple(map(catalogue_state, declared))
         self._states = dict(zip((table.name for table in declared), states))
         place = str(ledger.anchor_folder), ledger.newest_entry()
-        self._key = text, tuple(asked), repr(parameters), declared, states, files, registry, place
+        self._key = text, tuple(asked), values, written, states, files, registry, place
 
     def find(self) -> SqlAnswer | None:
         """The answer, or None."""
@@ -82,9 +97,29 @@ class KeptAnswer:
         types = plan.keys.list_types()
         if any(kind is None or self._states.get(name) is None for name, kind in types):
             return
-        if len(answer.values) * len(answer.columns) > MAX_CELLS:
+        cells = [cell.value for row in answer.values for cell in row]
+        letters = sum(len(value) for value in cells if isinstance(value, str))
+        # Lists and maps could be changed by whoever gets them.
+        if (
+            len(cells) > MAX_CELLS
+            or letters > MAX_LETTERS
+            or not _PLAIN.issuperset(map(type, cells))
+        ):
             return
         with _lock:
             _answers[self._key] = answer
             if len(_answers) > MAX_ANSWERS:
                 _answers.popitem(last=False)
+
+
+def _write_parameters(parameters: Mapping[str, Any] | Sequence[Any]) -> Hashable | None:
+    """Parameters with their types; None where one of them may be more than what it is written as."""
+    if type(parameters) is dict:
+        pairs = list(parameters.items())
+    elif type(parameters) in (list, tuple):
+        pairs = list(enumerate(parameters))
+    else:
+        return None
+    if not all(type(value) in _PLAIN for _, value in pairs):
+        return None
+    return tuple((name, type(value).__name__, repr(value)) for name, value in pairs)

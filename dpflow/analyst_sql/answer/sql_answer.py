@@ -292,7 +292,7 @@ class SqlAnswer:
     def to_wire(self) -> dict[str, Any]:
         """All of it as JSON, from which `from_wire` makes an equal answer."""
         return {
-            "columns": [vars(column) for column in self.columns],
+            "columns": [dict(vars(column)) for column in self.columns],
             "values": [[_cell_to_wire(cell) for cell in row] for row in self.values],
             "origins": [
                 vars(one) | {"released_at": one.released_at.isoformat()} for one in self.origins

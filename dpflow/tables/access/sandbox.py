@@ -214,7 +214,11 @@ class Connection:
         """
         if threading.current_thread() is not threading.main_thread():
             return scrub_errors(action, self._what)
-        outcome = self._queries.submit(action)
+        try:
+            outcome = self._queries.submit(action)
+        except RuntimeError:
+            # The interpreter is about to end, and starts no thread any more.
+            return scrub_errors(action, self._what)
         try:
             while not outcome.done():
                 wait([outcome], timeout=_TURN)
@@ -307,6 +311,14 @@ class Connection:
                     f"relation {name!r} reads a table called {table!r}, as tables of dpflow's own are "
                     f"called; give it another name"
                 )
+
+    def is_table(self, name: str) -> bool:
+        """Whether a name is not that of a view, whose SQL runs when it is read. Binds only: reads no row."""
+        # DuckDB says of a view what it reads.
+        full = sql.quote_path(PRIVATE, name)
+        sources = self.list_sources(Relation(full, {})) or []
+        parts = [tuple(part.replace('""', '"') for part in source) for source in sources]
+        return parts == [(name.casefold(), PRIVATE)]
 
     def list_sources(self, relation: Relation) -> list[tuple[str, ...]] | None:
         """Tables that a relation reads, through views and macros, as names folded to one case, the
@@ -411,7 +423,8 @@ def open_files(
 ) -> Iterator[Callable[[Path, str], AbstractContextManager[Connection]]]:
     """What opens any of these files as `open_file` does, one at a time, without starting DuckDB again.
 
-    A view in one of them may read the others and nothing else, so a private file is none of them.
+    All of them may be opened until it ends, by their views, too: so whoever reads an analyst's file reads no view
+    (`Connection.is_table`).
     """
     beside, ends = databases[0].absolute().parent, ("", ".wal")
     # Other threads of DuckDB's would only wait for each other: each of these tables is small.
@@ -535,7 +548,9 @@ def file_identity(database: Path, what: str) -> bytes:
             raise TableUnreadable(
                 f"{what}: {path} cannot be looked at; check its permissions"
             ) from None
-        parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{stat.st_mtime_ns}")
+        # The time of the last change, beside that of the content, is one that no program sets.
+        times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+        parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}")
     if not parts:
         raise TableUnreadable(
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"

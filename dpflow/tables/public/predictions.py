@@ -77,7 +77,8 @@ _TOGETHER: ContextVar[tuple[Callable[..., Any], frozenset[Path]] | None] = Conte
 @contextmanager
 def read_together(databases: Sequence[Path]) -> Iterator[None]:
     """Until it ends, `read_predictions` reads these files by one DuckDB: to start one takes longer than to
-    read a small table. No file stays open between two tables, and none of them may be private.
+    read a small table. No file stays open between two tables. DuckDB may open each of them all the time, so nothing
+    of an analyst's runs in it: views are refused.
 
     Args:
         databases: one for each table.
@@ -102,7 +103,7 @@ def read_predictions(
 
     Raises:
         TableUnreadable, TableBusy: no such file, table or column, or a type that is no number.
-        InvalidInput: an id that occurs twice, is missing or no whole number, or no row at all.
+        InvalidInput: an id that occurs twice, is missing or no whole number, or no row at all; a view.
     """
     # The state before it is read: what is written meanwhile is read again the next time.
     state = find_states([str(database)]).get(str(database))
@@ -133,23 +134,25 @@ def _read_state(
     what = f"predictions {table!r}"
     open_next, files = _TOGETHER.get() or (sandbox.open_file, frozenset())
     open_file = open_next if database.absolute() in files else sandbox.open_file
+    names = [id, prediction, *([score] if score else [])]
     with open_file(database, what) as connection:
         relation = f"{sandbox.PRIVATE}.{sql.quote_name(table)}"
-        columns = [
-            f"{sql.quote_name(id)} AS id",
-            f"CAST({sql.quote_name(prediction)} AS DOUBLE) AS prediction",
-            *([f"CAST({sql.quote_name(score)} AS DOUBLE) AS score"] if score else []),
-        ]
+        if not connection.is_table(table):
+            raise InvalidInput(
+                f"{what} is a view, whose SQL may read other files; store it as a table: CREATE TABLE ... AS FROM ..."
+            )
+        # An unqualified name might be that of another output, and a table has a column rowid that nobody made.
+        id_column, *numbers = [f'"a table".{sql.quote_name(name)}' for name in names]
+        columns = [f"{id_column} AS id"]
+        columns += [f"CAST({c} AS DOUBLE) AS {n}" for c, n in zip(numbers, ("prediction", "score"))]
+        if "rowid" in map(str.casefold, names):
+            _require_columns(connection, what, relation, names)
         try:
-            arrays = connection.fetch_arrays(f"SELECT {', '.join(columns)} FROM {relation}")
+            arrays = connection.fetch_arrays(
+                f'SELECT {", ".join(columns)} FROM {relation} AS "a table"'
+            )
         except TableUnreadable:
-            fields = sorted(connection.bind_fields(relation))
-            known = set(map(str.casefold, fields))
-            for name in (id, prediction, *([score] if score else [])):
-                if name.casefold() not in known:
-                    raise InvalidInput(
-                        f"{what} has no column {name!r}; it has {', '.join(fields[:20])}"
-                    ) from None
+            _require_columns(connection, what, relation, names)
             raise
     if not len(arrays["id"]) or (
         np.ma.isMaskedArray(arrays["id"]) and np.ma.getmaskarray(arrays["id"]).any()
@@ -168,6 +171,18 @@ def _read_state(
     shape = repr((ids.dtype.str, len(ids), score is not None)).encode()
     content = ids.tobytes() + values.tobytes() + (b"" if scores is None else scores.tobytes())
     return PredictionTable(id, hashlib.sha256(shape + content).digest(), ids, values, scores)
+
+
+def _require_columns(
+    connection: sandbox.Connection, what: str, relation: str, names: Sequence[str]
+) -> None:
+    fields = sorted(connection.bind_fields(relation))
+    known = set(map(str.casefold, fields))
+    for name in names:
+        if name.casefold() not in known:
+            raise InvalidInput(
+                f"{what} has no column {name!r}; it has {', '.join(fields[:20])}"
+            ) from None
 
 
 def _comparable_ids(values: Any, kind: np.dtype[Any]) -> NDArray[Any]:

@@ -136,7 +136,6 @@ def test_private_rows_are_no_predictions(
 
 
 @pytest.mark.own_session
-@pytest.mark.own_session
 def test_tables_of_a_batch_are_read_by_one_duckdb(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,9 +156,14 @@ def test_tables_of_a_batch_are_read_by_one_duckdb(
             connection.execute(
                 f"CREATE VIEW private AS SELECT filename AS visit, 1 AS prediction FROM read_blob('{tiny.database}')"
             )
+            connection.execute(
+                f"CREATE VIEW other AS SELECT filename AS visit, 1 AS prediction FROM read_blob('{files[1]}')"
+            )
+            connection.execute("CREATE VIEW own AS FROM said")
         assert read_predictions(**places[0]).digest != alone[0]
-        with pytest.raises(TableUnreadable):
-            read_predictions(**places[0] | {"table": "private"})
+        for view in ("private", "other", "own"):
+            with pytest.raises(InvalidInput, match="is a view"):
+                read_predictions(**places[0] | {"table": view})
         files[2].unlink()
         with pytest.raises(TableUnreadable, match="there is no file"):
             read_predictions(**places[2])
@@ -201,6 +205,29 @@ def test_unusable_predictions_are_refused(tiny: Tiny, change: str, message: str)
         connection.execute(change)
     with pytest.raises(InvalidInput, match=message):
         read_predictions(Path(place["database"]), "said", "visit")
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        ({"score": "prediction"}, "prediction"),
+        ({"prediction": "id"}, "id"),
+        ({"id": "rowid"}, "rowid"),
+        ({"prediction": "rowid"}, "rowid"),
+        ({"id": "preds"}, "preds"),
+        ({"id": "score", "score": "p"}, "score"),
+    ],
+)
+def test_no_column_stands_for_a_missing_one(
+    tiny: Tiny, names: dict[str, str], missing: str
+) -> None:
+    """Neither another output, nor the table's own name, nor its hidden column."""
+    file = tiny.folder / "own.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE preds AS SELECT i AS person, 0.5 AS p FROM range(5) t(i)")
+    columns = {"id": "person", "prediction": "p"} | names
+    with pytest.raises(InvalidInput, match=f"no column '{missing}'"):
+        read_predictions(file, "preds", **columns)
 
 
 def fitted(tiny: Tiny, name: str, shift: int = 0) -> Path:
