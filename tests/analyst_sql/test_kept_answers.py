@@ -165,6 +165,7 @@ def test_parameters_that_are_no_plain_values_are_asked_again(fresh: World) -> No
 
 def test_nobody_changes_what_another_one_gets(fresh: World) -> None:
     """Neither the wire form, nor a list among the values, nor the caller's own declaration."""
+    fresh.table = fresh.declare(**KEYS)
     lists = (
         "SELECT list(n ORDER BY n) AS l FROM (SELECT age, COUNT(*) AS n FROM visits GROUP BY age)"
     )
@@ -178,9 +179,9 @@ def test_nobody_changes_what_another_one_gets(fresh: World) -> None:
             before.rows[0][0].append(999)
         again = fresh.ask(**question)
         assert repr(again.rows) == values and again.columns[0].name != "other"
-    question = {"text": TEXT, **OPTIONS}
-    fresh.ask(**question)
-    fresh.table.columns["age"] = Column(public_keys=("2", "10", "11"))
+    question = {"text": "SELECT city, COUNT(*) AS n FROM visits GROUP BY city", **OPTIONS}
+    assert [fresh.ask(**question).free for _ in range(2)] == [False, True]
+    fresh.table.columns["city"] = Column(public_keys=("Oslo", "Paris"))
     assert not fresh.ask(**question).free
 
 
