@@ -36,7 +36,7 @@ from dpflow.engine.sessions.model_process import ModelProcesses
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.private_files import make_private_folder
+from dpflow.private_files import make_private_folder, sweep_left
 from dpflow.registry import Registry
 from dpflow.server.jobs import Query, Reply
 from dpflow.server.principals import Caller
@@ -233,6 +233,7 @@ def _remove(files: list[Path]) -> None:
 def _make_folder(terms: ServedGate) -> Iterator[Path]:
     """Where a candidate's files are: beside the champion, which is scored later, or nowhere for long."""
     if terms.champion is None:
+        sweep_left(Path(tempfile.gettempdir()), "dpflow-candidate-.{8}")
         with tempfile.TemporaryDirectory(prefix="dpflow-candidate-") as folder:
             yield Path(folder)
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def test_ten_questions_are_answered_by_commands_alone(tmp_path: Path) -> None:
             run_example(example, names)
         for question, command in asked:
             ((_, words),) = [item for item in ANSWERS.items() if item[0] in question]
+            # Wide enough that no name is broken.
+            os.environ["COLUMNS"] = "200"
             status, output = run_dpflow(command.split())
             assert status == 0, (command, output)
             assert [word for word in words if word not in output] == [], (command, output)

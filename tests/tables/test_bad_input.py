@@ -23,7 +23,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
 )
-from dpflow.errors import TableUnreadable
+from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.private import PrivateTable
 
 REQUESTS = [
@@ -185,7 +185,7 @@ def test_a_parquet_file_or_glob_is_no_database(make: Any, tmp_path: Path) -> Non
             REQUESTS[0]
         )
     view = f"CREATE VIEW data AS SELECT * FROM '{tmp_path}/*.parquet'"
-    with pytest.raises(TableUnreadable, match="cannot be read"):
+    with pytest.raises(PlanRefused, match="row-wise"):
         make(view).check_request(REQUESTS[0])
 
 

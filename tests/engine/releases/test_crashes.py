@@ -141,7 +141,9 @@ def books():
 print(json.dumps([killed, number + 1 + extra, extra, json.loads(child(books)[1])]))
 """
 
-RELEASE = [point for point in POINTS if not point.startswith(("session", "verdict", "load"))]
+RELEASE = [
+    point for point in POINTS if not point.startswith(("session", "verdict", "load", "witness"))
+]
 OPENING = ["session.before-commit", "session.after-commit"]
 ANSWER = ["aggregate.after", "draw.after"]
 
