@@ -18,12 +18,26 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dpflow.core.contract.columns import Column
-from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
-from dpflow.core.toolbox.aggregate import POWER, Law, MeasureMechanism, NoisyParams, Release
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
+from dpflow.core.contract.results import (
+    NOT_NEGATIVE,
+    TOO_LARGE,
+    ErrorBound,
+    Result,
+    Row,
+    ValueRange,
+)
+from dpflow.core.toolbox.aggregate import (
+    POWER,
+    STOP_FAILURE,
+    Law,
+    MeasureMechanism,
+    NoisyParams,
+    Release,
+)
 from dpflow.core.toolbox.budget_split import balance_shares
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
-from dpflow.core.toolbox.noise import rho_for
+from dpflow.core.toolbox.noise import Noise, rho_for
 from dpflow.core.toolbox.row_checks import (
     RowChecks,
     computed_columns,
@@ -93,7 +107,7 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
         """The noisy moments themselves, from which every check can be decided."""
         return Result(
             tuple(
-                Row("", moment_label(moment), int(noisy[moment][0]), float(noise.half_width()))
+                _make_row(moment, int(noisy[moment][0]), noise)
                 for moment, noise in release.noises.items()
             )
         )
@@ -119,6 +133,13 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
             widths,
             "; ".join(filter(None, ["of each excess; clamping and truncation add bias", note])),
         )
+
+
+def _make_row(moment: Moment, value: int, noise: Noise) -> Row:
+    if abs(value) >= MAX_MAGNITUDE - noise.half_width(STOP_FAILURE):
+        # Checks that need it are undecided.
+        return Row("", moment_label(moment), None, None, TOO_LARGE)
+    return Row("", moment_label(moment), value, float(noise.half_width()))
 
 
 def list_examples() -> dict[str, list[dict[str, Any]]]:

@@ -28,7 +28,7 @@ from dpflow.analyst_sql.releases.query_parts import find_grouping
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import NO_VALUE, ValueRange
+from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
 from dpflow.core.toolbox.noise import FAILURE, Noise
 from dpflow.tables.public.query_process import RowTable
 
@@ -104,7 +104,10 @@ class ReleasedTable:
             len(self.numbers[0]) if self.numbers else 0,
             self.selected,
             [_count_cells(numbers) for numbers in self.numbers],
-            [any(number.remark == NO_VALUE for number in numbers) for numbers in self.numbers],
+            [
+                any(number.remark in (NO_VALUE, TOO_LARGE) for number in numbers)
+                for numbers in self.numbers
+            ],
             list(self.filled),
             self.present,
         )

@@ -39,8 +39,8 @@ from dpflow.core.contract.server_source import ServerSource, find_kind, read_sou
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import PlanRefused, UnknownName
 
-#: Sums stay below this by plan, so that HUGEINT sums and BIGINT results cannot wrap. Single values may
-#: be any BIGINT or UBIGINT.
+#: Sums stop here, so that BIGINT results cannot wrap. What one unit adds is below it by plan, and a noisy sum that
+#: may have reached it is not shown. Single values may be any BIGINT or UBIGINT.
 MAX_MAGNITUDE = 2**62
 #: What a table protects that is declared generalisation_only: the only scopes in which a release
 #: without a privacy guarantee may run.

@@ -43,6 +43,9 @@ NO_INFORMATION = "no information: the interval spans everything that the bounds 
 #: The remark of a mean, variance or standard deviation that nothing is known of.
 NO_VALUE = "no value: the interval of the number of values includes 0, so there may be none"
 
+#: The remark of a number whose sum may be more than can be added up.
+TOO_LARGE = "no value: its sum may have reached 2^62 steps of the column's grid, where sums stop; declare a coarser step"
+
 #: The remark of a quantile whose rank no interval tells apart from both ends of the rows.
 NO_RANK = "no value: too few rows or too small an epsilon to tell its rank"
 #: The remark of a quantile of which one end of an interval is known.

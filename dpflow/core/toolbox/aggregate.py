@@ -25,22 +25,25 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
 from pydantic import model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.accounting.events import Composed, Event
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.contract.results import (
     NO_INFORMATION,
     NO_VALUE,
+    TOO_LARGE,
     ErrorBound,
     Result,
     Row,
@@ -52,6 +55,8 @@ from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
 
 Law = Literal["laplace", "gaussian"]
+#: How often a sum that stopped may be taken for one that did not; and rows of which a plan says so.
+STOP_FAILURE, MANY_ROWS = 1e-9, 10**9
 #: Groups for which a plan says the error of what shrinks with a group.
 SIZES = (1000, 10_000, 100_000)
 #: A privacy cost p buys an error proportional to p^(-1/power).
@@ -125,6 +130,34 @@ class Release:
         """Its half-width before spending, or None where that depends on the rows."""
         computable = not measure.shrinks or measure.size is not None
         return self.query.error_bound(measure, self.tails(measure)) if computable else None
+
+    def find_stopped(self, noisy: Noisy) -> dict[Measure, NDArray[np.bool_]]:
+        """For each measure, the groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
+        stop. From released numbers alone; a sum that did is missed once in 10^9 times.
+        """
+        stopped = {
+            moment: np.abs(noisy[moment]) >= MAX_MAGNITUDE - noise.half_width(STOP_FAILURE)
+            for moment, noise in self.noises.items()
+        }
+        none = np.zeros_like(next(iter(stopped.values())))
+        measures = self.query.measures
+        return {
+            m: sum((stopped[one] for one in self.query.weights(m) if one in stopped), none)
+            for m in measures
+        }
+
+    def describe_limits(self) -> Iterator[str]:
+        """Columns of which fewer than `MANY_ROWS` rows can reach `MAX_MAGNITUDE`, where sums stop."""
+        for what, name in self.noises:
+            if what not in ("sum", "square"):
+                continue
+            most = max(1, *map(abs, self.query.columns[name].term_range(what)))
+            if MAX_MAGNITUDE // most < MANY_ROWS:
+                squares = " of squares" if what == "square" else ""
+                yield (
+                    f"sums{squares} of {name} stop at {MAX_MAGNITUDE // most:,} rows at an end of the bounds, and then there is "
+                    f"no value; a coarser step gives room for more"
+                )
 
     def describe_sizes(self, measure: Measure) -> str:
         """A shrinking measure's largest half-width, whatever the values, for some sizes of a group."""
@@ -225,14 +258,18 @@ class MeasureMechanism(Mechanism[N]):
         self, release: Release, measures: Sequence[Measure], keys: Sequence[str], noisy: Noisy
     ) -> Result:
         """The measures of each key, computed from noisy moments."""
-        query = release.query
-        columns = [(m, *query.read_measure(m, noisy, release.tails(m))) for m in measures]
+        query, stopped = release.query, release.find_stopped(noisy)
+        columns = [
+            (m, *query.read_measure(m, noisy, release.tails(m)), stopped[m]) for m in measures
+        ]
         rows = []
         for i, key in enumerate(keys):
-            for m, values, errors in columns:
+            for m, values, errors, ended in columns:
                 # Of released numbers alone: an empty group looks as one that the noise hides.
                 value, error, remark = values[i], errors[i], ""
-                if value is None or error is None:
+                if ended[i]:
+                    value, error, remark = None, None, TOO_LARGE
+                elif value is None or error is None:
                     remark = NO_VALUE
                 elif query.spans_range(m, value, error):
                     remark = NO_INFORMATION
@@ -255,9 +292,8 @@ class MeasureMechanism(Mechanism[N]):
             for m in release.query.measures
             if self.measure_label(m) not in errors
         ]
-        return ErrorBound(
-            errors, "; ".join([ErrorBound(errors).note, *shrinking, *([note] if note else [])])
-        )
+        notes = [ErrorBound(errors).note, *shrinking, *release.describe_limits()]
+        return ErrorBound(errors, "; ".join([*notes, *([note] if note else [])]))
 
 
 @lru_cache(maxsize=64)
