@@ -140,7 +140,7 @@ CASES: Mapping[str, tuple[Mapping[str, Any], Truth]] = {
 #: Mechanisms that say in words how far the rank of a number is off.
 RANKS: Mapping[str, Mapping[str, Any]] = {
     "median": {"column": "x"},
-    "quantile": {"column": "x", "q": "9/10"},
+    "quantile": {"column": "x", "p": "9/10"},
     "quantiles": {"column": "x", "quantiles": ["1/4", "1/2", "9/10"]},
     "minimum": {"column": "x"},
     "maximum": {"column": "x"},

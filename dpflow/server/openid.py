@@ -198,7 +198,7 @@ class Issuers:
 
 def has_claim(claim: Claim, issuer: str, claims: Mapping[str, Any]) -> bool:
     """Whether a token of an issuer has a claim with this value. An address that its issuer did not verify is none."""
-    if claim.claim == "email" and claims.get("email_verified", True) is not True:
+    if claim.claim == "email" and claims.get("email_verified") is not True:
         return False
     value = claims.get(claim.claim)
     values = value if isinstance(value, list) else [value]

@@ -47,7 +47,7 @@ def key_set(*names: str, **more: Any) -> dict[str, Any]:
 def sign(key: Any = RSA["new"], kid: str | None = "new", alg: str = "RS256", head: Any = None, **claims: Any) -> str:  # fmt: skip
     now = int(time.time())
     body = {"iss": ISSUER, "aud": AUDIENCE, "sub": "7", "iat": now, "exp": now + 60}
-    body |= {"email": "ann@example.org"} | claims
+    body |= {"email": "ann@example.org", "email_verified": True} | claims
     body = {name: value for name, value in body.items() if value is not None}
     headers = ({} if kid is None else {"kid": kid}) | (head or {})
     return jwt.encode(body, key, alg, headers)
@@ -113,6 +113,7 @@ FORGED: dict[str, Any] = {
     "nobody's claim": lambda: sign(email="zoe@example.org"),
     "a claim of another kind": lambda: sign(email={"ann@example.org": 1}),
     "an address that is not verified": lambda: sign(email_verified=False),
+    "an address of which nothing is said": lambda: sign(email_verified=None),
     "ann's and bob's": lambda: sign(groups=["dp-bob"]),
     "deep": lambda: f"{part({'alg': 'RS256'})}.{base64.urlsafe_b64encode(b'[' * 4000).decode()}.x",
     "long": lambda: sign(pad="x" * 10_000),

@@ -4,7 +4,7 @@ goes.
 A witness signs checkpoints of a ledger that it may only read, and keeps them where the ledger's users cannot write. Its
 newest one is brought into the history as an entry of its own. A scope that demands it pays for at most so many charges
 behind the entry that was signed. So whoever puts an older copy back, with its anchor, takes back that many at most
-before the two branches differ from what the witness has.
+before the two branches differ from what the witness has; and as many again each time they do.
 """
 
 from __future__ import annotations
