@@ -185,6 +185,12 @@ def test_nobody_changes_what_another_one_gets(fresh: World) -> None:
     assert not fresh.ask(**question).free
 
 
+@pytest.mark.parametrize("text", [None, ["SELECT 1"], b"SELECT 1"])
+def test_what_is_no_text_is_no_query(fresh: World, text: Any) -> None:
+    """By a class of ours, whether answers are kept or not."""
+    assert outcome(fresh, {"text": text, **OPTIONS}) == "InvalidInput"
+
+
 def test_large_texts_are_not_kept(fresh: World) -> None:
     """Letters count, not cells alone."""
     text = "SELECT max(repeat('x', 200000)) AS long FROM (SELECT COUNT(*) AS n FROM visits)"

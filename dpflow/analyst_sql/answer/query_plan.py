@@ -97,7 +97,7 @@ def plan_sql(
 
     Raises:
         SqlRefused: it is outside of what can be answered.
-        InvalidInput: options that are no options.
+        InvalidInput: options that are no options, or a query that is no text.
     """
     source = read_source(text, options.get("dialect"))
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)

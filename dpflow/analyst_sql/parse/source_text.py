@@ -168,8 +168,10 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
 
     Raises:
         SqlRefused: it is too long, or holds characters that are no text.
-        InvalidInput: an option that does not exist, or is given twice.
+        InvalidInput: an option that does not exist, or is given twice; a query that is no text.
     """
+    if not isinstance(text, str):
+        raise InvalidInput(f"a query is a text, not of type {type(text).__name__}; give a SELECT")
     if len(text) > MOST_TEXT or "\0" in text or not is_unicode(text):
         raise SqlRefused(
             f"it is longer than {MOST_TEXT:,} characters, or has characters that are no text",
