@@ -183,11 +183,8 @@ def _make_submission(
     for name, data in files.items():
         fields[name] = folder / f"{hashlib.sha256(data).hexdigest()}.skops"
     if (table := candidate.get("predictions")) is not None:
-        if (
-            not len(table["ids"])
-            == len(table["predictions"])
-            == len(table["scores"] or table["ids"])
-        ):
+        scores = table["ids"] if table["scores"] is None else table["scores"]
+        if not len(table["ids"]) == len(table["predictions"]) == len(scores):
             raise InvalidInput(
                 "ids, predictions and scores are as many; send one of each for a row"
             )

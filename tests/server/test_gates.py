@@ -247,6 +247,7 @@ def test_no_file_runs_code_or_fills_memory_here(name: str, tmp_path: Path) -> No
         predictions([1, "a"], [0, 1]),
         predictions([1, 2], [0]),
         predictions([1], [0], scores=[1, 2]),
+        predictions([1], [0], scores=[]),
         send(estimator={"sql": "avg(secret)", "range": [0, 1], "default": 0}),
     ],
     ids=lambda body: str(sorted(body))[:40],
