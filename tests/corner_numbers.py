@@ -142,8 +142,9 @@ RANKS: Mapping[str, Mapping[str, Any]] = {
     "median": {"column": "x"},
     "quantile": {"column": "x", "p": "9/10"},
     "quantiles": {"column": "x", "quantiles": ["1/4", "1/2", "9/10"]},
-    "minimum": {"column": "x"},
-    "maximum": {"column": "x"},
+    # So far inside that 60 rows tell their rank.
+    "minimum": {"column": "x", "tail": "0.3"},
+    "maximum": {"column": "x", "tail": "0.3"},
 }
 
 
@@ -256,9 +257,8 @@ def _holds_rank(rows: Rows, row: Row) -> bool | None:
     value = round(Fraction(str(row.value)) / rows.step) * rows.step
     numbers = rows.numbers()
     share = Fraction(stated[1]) / 100
-    level = {"median": Fraction(1, 2), "minimum": Fraction(0), "maximum": Fraction(1)}.get(
-        row.measure
-    )
+    named = {"median": Fraction(1, 2), "minimum": Fraction(3, 10), "maximum": Fraction(7, 10)}
+    level = named.get(row.measure)
     level = Fraction(row.measure.split()[-1]) if level is None else level
     below = Fraction(sum(one < value for one in numbers), max(1, len(numbers)))
     upto = Fraction(sum(one <= value for one in numbers), max(1, len(numbers)))

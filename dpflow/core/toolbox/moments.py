@@ -167,7 +167,8 @@ class Query:
         return {
             ("square", name): 1,
             ("sum", name): grid.reach / 2,
-            self.count_moment(name): grid.half,
+            # Of three values or two the half is 0, and the number of values still divides.
+            self.count_moment(name): max(grid.half, 1),
         }
 
     def sensitivity(self, moment: Moment) -> Sensitivity:
