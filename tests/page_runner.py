@@ -180,6 +180,8 @@ def run_command(command: str, status: int) -> str:
         found, output, errors = run_main(words[1:-2])
         Path(words[-1]).write_text(output, encoding="utf-8")
         output = ""
+    elif words[0] == "dpflow" and "dags" in words:
+        return run_on_dags(words, status)
     elif words[0] == "dpflow":
         found, output, errors = run_main(words[1:])
     elif words[0] in (*SHELL, "python"):
@@ -195,6 +197,18 @@ def run_command(command: str, status: int) -> str:
     printed = output if status == 0 else errors
     # As on the machine of who reads the page.
     return printed.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
+
+
+def run_on_dags(words: list[str], status: int) -> str:
+    """Output of a command that imports DAG files, run in a process that may import Airflow."""
+    program = (
+        f"import os, sys\nos.chdir({str(Path.cwd())!r})\nsys.argv = {words!r}\n"
+        "from dpflow.cli.commands import run_app\n"
+        "code = 0\ntry:\n    run_app()\nexcept SystemExit as end:\n    code = end.code or 0\n"
+        f"assert code == {status}, code\n"
+    )
+    environment = os.environ | {"AIRFLOW_HOME": str(Path("airflow").resolve())}
+    return start_airflow().run(program, environment)[0]
 
 
 def run_dpflow(words: list[str]) -> tuple[int, str]:
