@@ -1,4 +1,4 @@
-"""The page of known limits has the sizes that the tests themselves have."""
+"""The page of tested corners has the sizes that the tests themselves have."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from raw_backends import PARQUET_KINDS, list_cases, turn_places
 from raw_matrix import KINDS, covering_part, running_cases
 
 ROOT = Path(__file__).parents[2]
-PAGE = " ".join((ROOT / "docs/guides/known-limits.md").read_text(encoding="utf-8").split())
+PAGE = " ".join((ROOT / "docs/internals/tested-corners.md").read_text(encoding="utf-8").split())
 
 
 def load_tests(file: str) -> Any:
