@@ -1,7 +1,7 @@
 """What starting costs: commands in fresh processes beside the imports that none of them can do without,
 and our operators against Airflow's base class.
 
-``python -m bench.startup --write`` also writes the rows about commands into docs/how-to/operations.md.
+``python -m bench.startup --write`` also writes the rows about commands into docs/internals/speed.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OPERATORS = (
     "ReusableHoldoutOperator, SessionOperator, SqlReleaseOperator"
 )
 BASE = "from airflow.sdk import BaseOperator"
-PAGE = Path(__file__).parents[1] / "docs" / "how-to" / "operations.md"
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "speed.md"
 MARK = "<!-- python -m bench.startup --write -->"
 #: As many commands as ours, each with an option, and no other import than typer.
 MINIMAL = """
