@@ -51,7 +51,7 @@ def test_the_how_to_is_short() -> None:
 def test_the_grid_of_widths_is_the_programs() -> None:
     from experiments.gate_attacks import list_widths
 
-    page = (DOCS / "guides" / "gate-proof.md").read_text()
+    page = (DOCS / "research" / "gate-widths.md").read_text()
     assert all(line in page for line in list_widths())
 
 

@@ -85,7 +85,7 @@ def test_arrays_answer_as_the_product_does_with_noise(monkeypatch: pytest.Monkey
 def test_the_page_states_the_stored_figures_of_every_cell() -> None:
     """24 cells of 200 seeds, each with an upper limit below beta; one of them is measured again."""
     lines = FIGURES.read_text().splitlines()
-    page = (Path(__file__).parents[2] / "docs" / "guides" / "gate-proof.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "research" / "gate-widths.md").read_text()
     assert all(line in page for line in lines if line)
     cells = [line for line in lines if "/ epsilon " in line or "/ no noise " in line]
     assert len(cells) == len(ATTACKS) * 4

@@ -20,7 +20,7 @@ from experiments.gate_rows import (
     list_lines,
 )
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "gate-proof.md"
+PAGE = Path(__file__).parents[2] / "docs" / "research" / "gate-widths.md"
 
 
 def test_the_page_says_what_is_counted() -> None:

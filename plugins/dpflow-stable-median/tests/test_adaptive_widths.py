@@ -87,7 +87,7 @@ def _write_cell(cell: object) -> str:
     "rows", [pytest.param((10**3, 10**5, 10**6), marks=pytest.mark.slow), (10**4,)]
 )
 def test_the_pages_table_is_the_programs(rows: tuple[int, ...]) -> None:
-    page = Path(__file__).parents[3] / "docs" / "guides" / "gate-proof.md"
+    page = Path(__file__).parents[3] / "docs" / "research" / "gate-widths.md"
     text = page.read_text(encoding="utf-8")
     for row in AdaptiveWidths().make_sheet(AdaptiveWidths.Params(rows=rows)).rows:
         cells = [_write_cell(cell) for cell in row]
