@@ -18,7 +18,8 @@ import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
-from dpflow.ledger.audit.recheck import Recheck, name_fixed, read_body, read_fixed, recheck_entries
+from dpflow.ledger.audit.recheck import Recheck, recheck_entries
+from dpflow.ledger.audit.release_state import name_fixed, read_body, read_fixed
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, answer_digest, open_answer
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher, DataKey

@@ -16,7 +16,8 @@ import sqlalchemy as sa
 
 from dpflow.errors import DpflowError, LedgerCorrupt
 from dpflow.ledger.audit import verify
-from dpflow.ledger.audit.recheck import Recheck, ReleaseState, read_body
+from dpflow.ledger.audit.recheck import Recheck
+from dpflow.ledger.audit.release_state import ReleaseState, read_body
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS
 from dpflow.ledger.history import chain

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.core.accounting.privacy_filters import Cost
-from dpflow.ledger.audit.recheck import read_body
+from dpflow.ledger.audit.release_state import read_body
 from dpflow.ledger.books.records import path_of
 from dpflow.ledger.history.chain import FIRST, is_changed
 

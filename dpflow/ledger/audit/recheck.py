@@ -12,11 +12,10 @@ from __future__ import annotations
 import datetime as dt
 import functools
 import json
-import marshal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from hashlib import blake2b
-from operator import attrgetter, itemgetter
+from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
@@ -26,14 +25,14 @@ from dpflow.core.accounting.periods import name_account, select_current
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import DpflowError
+from dpflow.ledger.audit.release_state import ReleaseState, digest_values, read_body
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import find_signers, is_signed, may_follow, require_persons
-from dpflow.ledger.books.records import is_same_principal, name_in_request, path_of
+from dpflow.ledger.books.records import is_same_principal, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.books.witnesses import signed_by, starts_anew
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
 from dpflow.ledger.history.checkpoint import Checkpoint
-from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage.compact_json import canonical_json
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -42,14 +41,7 @@ RESERVED_KINDS = frozenset(
      "answer", "verdict", "import", "upgrade", "reanchor", "recover", "rotate", "suite", "witness"}
 )  # fmt: skip
 
-_KEY = ("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
-#: Columns of a release that change after its charge.
-_CHANGING = ("state", "attempts", "fenced_below", "result_digest", "snapshot", "version", "secret_digest")  # fmt: skip
-_FIXED = tuple(n for n in TABLES["dpflow_release"].names if n not in _CHANGING)
-_take_fixed, _take_key = itemgetter(*_FIXED), itemgetter(*_KEY)
-_fixed_of_row, _changing_of_row = (
-    itemgetter(*map(TABLES["dpflow_release"].names.index, names)) for names in (_FIXED, _CHANGING)
-)
+_take_key = itemgetter("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 _NOTHING = Cost()
 _HEAD_SIZE = 16
 
@@ -61,12 +53,6 @@ class Illegal(Exception):
 def _require(holds: object, rule: str) -> None:
     if not holds:
         raise Illegal(rule)
-
-
-def digest_values(values: Any) -> bytes:
-    """A short digest for comparing, with no meaning outside this process."""
-    # Of version 2: later ones write the same text in one of several ways.
-    return blake2b(marshal.dumps(values, 2), digest_size=16).digest()
 
 
 def _digest_head(head: object) -> bytes:
@@ -86,75 +72,6 @@ def _least_cost(filter_text: str, protects: str, event_text: str) -> Cost:
     if isinstance(event, Unprotected):
         _require(protects == NOBODY, "releases without a guarantee where somebody is protected")
     return _parse_filter(filter_text)[0].event_cost(event)
-
-
-_take_changing = attrgetter(*_CHANGING)
-
-
-def read_body(entry: Any) -> dict[str, Any]:
-    """What an entry of the ledger's own kinds says."""
-    body: dict[str, Any] = json.loads(entry.body)
-    return body
-
-
-def read_fixed(entry: Any, body: Mapping[str, Any]) -> tuple[Any, ...]:
-    """The columns of a release that never change, by the entry that charged it: see
-    `name_fixed`.
-    """
-    name = name_in_request(body["request"])
-    own = {"id": entry.release_id, "principal": entry.principal, "name": name, "seq": entry.seq}
-    values: tuple[Any, ...] = _take_fixed({**body, **own})
-    return values
-
-
-def name_fixed(values: tuple[Any, ...]) -> dict[str, Any]:
-    """The same by column."""
-    return dict(zip(_FIXED, values))
-
-
-class ReleaseState:
-    """What the history says of a release or session."""
-
-    __slots__ = ("fixed", "kind", "scope", "seq", *_CHANGING)
-
-    def __init__(
-        self, fixed: bytes, seq: int, scope: str, kind: str, state: str, secret: str | None
-    ) -> None:
-        self.fixed, self.seq = fixed, seq
-        self.scope, self.kind, self.state = scope, kind, state
-        self.attempts, self.fenced_below, self.version = 1, 0, 0
-        self.secret_digest = secret
-        self.result_digest: str | None = None
-        self.snapshot: str | None = None
-
-    @classmethod
-    def from_entry(cls, entry: Any, body: Mapping[str, Any]) -> ReleaseState:
-        """As the entry that charged it left it."""
-        fixed = digest_values(read_fixed(entry, body))
-        state = "open" if entry.kind == "session" else "reserved"
-        return cls(fixed, entry.seq, entry.scope, entry.kind, state, body["state"])
-
-    @classmethod
-    def from_row(cls, row: Any) -> ReleaseState:
-        """As a row says, in the order of the table's columns."""
-        kind = "session" if row.state in ("open", "closed") else "reserve"
-        release = cls(digest_values(_fixed_of_row(row)), row.seq, row.scope, kind, row.state, None)
-        for name, value in zip(_CHANGING, _changing_of_row(row)):
-            setattr(release, name, value)
-        return release
-
-    def changing(self) -> dict[str, Any]:
-        """The columns that change."""
-        return dict(zip(_CHANGING, _take_changing(self)))
-
-    def is_same(self, row: Sequence[Any]) -> bool:
-        """Whether a stored row, in the order of the table's columns, says the same."""
-        same: bool = _changing_of_row(row) == _take_changing(self)
-        return same and self.is_asked(row)
-
-    def is_asked(self, row: Sequence[Any]) -> bool:
-        """Whether what was asked is what a stored row says."""
-        return self.fixed == digest_values(_fixed_of_row(row))
 
 
 class Recheck:

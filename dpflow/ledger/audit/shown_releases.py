@@ -11,7 +11,7 @@ from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.core.contract.question_text import describe_question
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
-from dpflow.ledger.audit.recheck import read_body
+from dpflow.ledger.audit.release_state import read_body
 from dpflow.ledger.books.records import UNREADABLE_ROW, stored_json
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Transaction, prepare_lookup

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 import sqlalchemy as sa
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger.audit.recheck import Recheck, ReleaseState, digest_values
+from dpflow.ledger.audit.recheck import Recheck
+from dpflow.ledger.audit.release_state import ReleaseState, digest_values
 from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.books.releases import WITH_KEY, open_result
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer, read_verdict

@@ -1,0 +1,34 @@
+"""What tests of ledger verbs share: the type of `run`, and a charge without a result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from fractions import Fraction
+from typing import TYPE_CHECKING, Any
+
+from dpflow.core.accounting.events import Pure
+from dpflow.ledger import Ledger, ReleaseKey
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+Run = Callable[..., Any]
+
+
+def charge(
+    tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01"
+) -> str:
+    """Reserve without settling: an orphan."""
+    return (
+        Ledger(tiny.ledger)
+        .reserve(
+            ReleaseKey(scope, "", "", name, "d"),
+            event=Pure(Fraction(epsilon)),
+            blocks=[block],
+            family="f",
+            slot=None,
+            principal="spender",
+            request={"name": name},
+        )
+        .release_id
+    )
