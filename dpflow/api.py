@@ -201,7 +201,7 @@ def sql(
         tables: declarations, or their files; those of ``dpflow.yml`` if left out.
         parameters: values of ``$name``, ``$1`` or ``?``; each stays one literal.
         ledger: where the scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
-        epsilon, delta: what may be spent.
+        epsilon, delta: what may be spent; with epsilon 0 stored answers alone serve, whatever their errors are.
         error: instead of epsilon: the half-width at 95 % that every number may have, ``"100"`` or
             ``"5%"``.
         rows: with ``error``: assumed rows per group.

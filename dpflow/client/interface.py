@@ -12,6 +12,7 @@ from dpflow.engine.releases.result_table import write_html
 if TYPE_CHECKING:
     from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
     from dpflow.engine.releases.receipt import Receipt
+    from dpflow.tables.public.query_process import RowTable
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 
@@ -110,6 +111,14 @@ class Client(ABC):
     @abstractmethod
     def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
         """How a query would be answered, what it would cost and how exact it would be."""
+
+    @abstractmethod
+    def published(self) -> list[str]:
+        """Names of published results, which are free to read."""
+
+    @abstractmethod
+    def read_published(self, name: str) -> RowTable:
+        """All rows of a published result. Raises `UnknownName` for one that may not be read or is not there."""
 
     @abstractmethod
     def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:

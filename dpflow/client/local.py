@@ -9,22 +9,26 @@ from typing import Any
 
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.releases.settings import find_public_table
 from dpflow.api import LedgerPlace, open_ledger
 from dpflow.catalogue import FILE_NAME, find_catalogue
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.table_description import describe_columns, describe_table
+from dpflow.core.contract.table_description import describe_table
 from dpflow.engine.planning.precheck import forecast
 from dpflow.engine.releases.execute import release
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import parse_request
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import read_point
 from dpflow.registry import Registry
+from dpflow.tables import describe_typed_columns
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.kept_sources import keep_sources_open
+from dpflow.tables.public.published_rows import list_published
+from dpflow.tables.public.query_process import RowTable
 
 
 def paying_scopes(ledger: Ledger | None, table: Table) -> list[str]:
@@ -82,7 +86,7 @@ class LocalClient(Client):
         )
         budgets = [row for scope in self._find_payers(declared) for row in self.remaining(scope)]
         about = {"source": source} | describe_table(declared)
-        return about | {"columns": describe_columns(declared), "budgets": budgets}
+        return about | {"columns": describe_typed_columns(declared), "budgets": budgets}
 
     def _find_payers(self, table: Table) -> list[str]:
         """Scopes whose budget protects what a table declares; none before the first grant made a ledger."""
@@ -120,6 +124,21 @@ class LocalClient(Client):
         """As `Client.explain`."""
         plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
         return plan.explain(self._ledger)
+
+    def published(self) -> list[str]:
+        """As `Client.published`: the answers in the output of ``dpflow.yml``, and its public tables."""
+        catalogue = find_catalogue()
+        if catalogue is None:
+            return []
+        answers = [] if catalogue.output is None else list_published(catalogue.output.database)
+        return sorted({*catalogue.public, *answers} - set(catalogue.tables))
+
+    def read_published(self, name: str) -> RowTable:
+        """As `Client.read_published`."""
+        rows = find_public_table(name)
+        if rows is None:
+            raise UnknownName("published result", name, self.published())
+        return rows
 
     def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
         """As `Client.remaining`."""

@@ -14,13 +14,17 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow import errors
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.client.interface import Client, Parameters, PlanView
+from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable
+
+if TYPE_CHECKING:
+    from dpflow.tables.public.query_process import RowTable
 
 #: Seconds of one HTTP request, and those for which the service may hold the reply to a poll.
 TIMEOUT, POLL = 60, 20
@@ -119,6 +123,25 @@ class RemoteClient(Client):
     def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
         """As `Client.explain`."""
         return dict(self._ask("POST", "explain", encode_query(text, parameters, options)))
+
+    def published(self) -> list[str]:
+        """As `Client.published`; none for a principal without the door ``read``."""
+        status, answer = self._send("GET", "published")
+        names = [] if status == 403 else [str(row["name"]) for row in _read(status, answer)]
+        return [view for name in names for view in (name, f"{name}_latest")]
+
+    def read_published(self, name: str) -> RowTable:
+        """As `Client.read_published`; a name that ends in ``_latest`` is that of the latest interval."""
+        from dpflow.tables.public.query_process import RowTable
+
+        status, rows = self._send("GET", _place_published(name))
+        whole = name.removesuffix("_latest")
+        if status == 422 and whole != name:
+            status, rows = self._send("GET", _place_published(whole), latest="true")
+        rows = _read(status, rows)
+        kinds = dict.fromkeys(FIELDS, "VARCHAR") | FIELD_KINDS
+        values = [[row.get(column) for row in rows] for column in FIELDS]
+        return RowTable(name, [(column, kinds[column]) for column in FIELDS], values)
 
     def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
         """As `Client.remaining`."""
@@ -233,6 +256,10 @@ class RemoteClient(Client):
         raise ServiceUnavailable(
             f"no answer of {self.server}: {problem}; check the address, and send the request again"
         )
+
+
+def _place_published(name: str) -> str:
+    return f"published/{urllib.parse.quote(name, safe='')}.json"
 
 
 def _place_job(job: object) -> str:

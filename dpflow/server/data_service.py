@@ -30,7 +30,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
-from dpflow.core.contract.table_description import describe_columns, describe_table
+from dpflow.core.contract.table_description import describe_table
 from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
@@ -72,6 +72,7 @@ from dpflow.server.principals import Caller
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
+from dpflow.tables import describe_typed_columns
 from dpflow.tables.access.declarations import load_table
 
 log = logging.getLogger("dpflow")
@@ -154,7 +155,10 @@ class DataService:
         """One of the caller's tables: whom it protects, its columns and bounds, the budgets."""
         table = self._find_table(caller, name)
         budgets = self.list_remaining(caller, caller.terms.scope)
-        return describe_table(table) | {"columns": describe_columns(table), "budgets": budgets}
+        return describe_table(table) | {
+            "columns": describe_typed_columns(table),
+            "budgets": budgets,
+        }
 
     def list_remaining(self, caller: Caller, scope: str | None) -> list[Reply]:
         """What is left: of the caller's scope and those above it, or of every scope for who sees all."""

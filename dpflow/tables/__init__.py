@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from dpflow.tables.source_checks import check_request as check_request
     from dpflow.tables.source_checks import check_schema as check_schema
     from dpflow.tables.source_checks import column_types as column_types
+    from dpflow.tables.source_checks import describe_typed_columns as describe_typed_columns
 
 _MODULES = {
     "Table": "dpflow.core.contract.declaration",
@@ -60,6 +61,7 @@ _MODULES = {
     "check_request": "dpflow.tables.source_checks",
     "check_schema": "dpflow.tables.source_checks",
     "column_types": "dpflow.tables.source_checks",
+    "describe_typed_columns": "dpflow.tables.source_checks",
     "declare_columns": "dpflow.tables.language.grouping",
     "declare_groups": "dpflow.tables.language.grouping",
     "load_rows": "dpflow.tables.loading.load_rows",

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import DataRequest
-from dpflow.errors import TableUnreadable
+from dpflow.core.contract.table_description import describe_columns
+from dpflow.errors import DpflowError, TableUnreadable
 from dpflow.tables.access.file_list import is_list
 from dpflow.tables.access.sandbox import file_identity
 from dpflow.tables.private import PrivateTable
@@ -15,6 +17,17 @@ from dpflow.tables.private import PrivateTable
 def column_types(table: Table) -> Mapping[str, str]:
     """The types of the declared columns, as the source names them. Raises `TableUnreadable` or `TableBusy`."""
     return PrivateTable(table).column_types()
+
+
+def describe_typed_columns(table: Table) -> list[dict[str, Any]]:
+    """What may be done with each declared column, with its ``type`` in the source's catalogue; "" while that cannot be
+    read.
+    """
+    try:
+        types = column_types(table)
+    except DpflowError:
+        types = {}
+    return [row | {"type": types.get(row["column"], "")} for row in describe_columns(table)]
 
 
 def catalogue_state(table: Table) -> bytes | None:

@@ -118,6 +118,10 @@ def plan_sql(
         source.refuse(refusal)
     stored: list[Stored | None] = [None] * len(planned.parts)
     unpaid: list[str] = []
+    if settings.is_free and (ledger is None or not look_up):
+        raise PlanRefused(
+            "epsilon 0 asks for a stored answer, and here each run draws for itself; give an epsilon"
+        )
     if ledger is not None and look_up:
         releases = _LookUp(ledger, settings, registry)
         stored = [releases.find(part) for part in planned.parts]
@@ -129,6 +133,11 @@ def plan_sql(
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
         reasons = (releases.explain(part) for part in unanswered)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
+        if settings.is_free and not all(stored):
+            raise PlanRefused(
+                "; ".join(["no stored answer serves, and epsilon 0 pays for none", *unpaid])
+                + "; to pay for a new one, give an epsilon, such as -- dp: epsilon=0.1"
+            )
     problem = ""
     try:
         problem = _check_sources([part for part, one in zip(planned.parts, stored) if one is None])
@@ -201,7 +210,8 @@ class _LookUp:
 
     def find(self, part: PartPlan) -> Stored | None:
         """What answers a part at no cost."""
-        return self._open(part.part).find(part, self._settings.target)
+        settings = self._settings
+        return self._open(part.part).find(part, settings.target, any_error=settings.is_free)
 
     def explain(self, part: PartPlan) -> str | None:
         """Why nothing does, where something finer is stored."""
@@ -287,6 +297,9 @@ def plan_parts(
 
     def plan_at(epsilon: Any) -> PlannedParts:
         price, scope, asker = settings.price(epsilon), settings.scope, settings.asker
+        if settings.is_free:
+            # Any price: what is stored has its own. Keys may have been selected with a delta.
+            price = replace(price, epsilon=Fraction(1), delta=settings.delta or Fraction(1, 10**6))
         return plan_levels(
             parts,
             lambda some: price_parts(

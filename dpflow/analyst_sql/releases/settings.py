@@ -50,7 +50,7 @@ class Settings:
     """All options of one query.
 
     Attributes:
-        epsilon: None if a target is given instead, or nothing yet.
+        epsilon: None if a target is given instead, or nothing yet; 0 if stored answers alone may serve.
         blocks: those that options name.
         revision: None: any stored answer may serve, and a new one is the first.
         name: of the view in the published file; None: none is made.
@@ -69,6 +69,11 @@ class Settings:
     noise: str = "auto"
     asker: str = ""
     bounds: RequestedBounds | None = None
+
+    @property
+    def is_free(self) -> bool:
+        """Whether stored answers alone may serve, and nothing may be spent."""
+        return self.epsilon == 0
 
     def price(self, epsilon: Fraction) -> Price:
         """What may be spent."""
@@ -107,7 +112,7 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
         raise InvalidInput(
             "no scope was named, so nobody pays; add --scope NAME, -- dp: scope=NAME, or scope: NAME to dpflow.yml"
         )
-    epsilon = _read_amount(options.get("epsilon"), _EPSILON, "epsilon")
+    epsilon = _read_epsilon(options.get("epsilon"))
     delta = _read_amount(options.get("delta"), _DELTA, "delta") or Fraction(0)
     target = _read_target(options)
     if epsilon is not None and target is not None:
@@ -151,6 +156,10 @@ def _read_noise(options: Mapping[str, str]) -> str:
             f"noise {noise[:40]!r} is none; write noise=laplace, noise=gaussian, or leave it out for the smaller errors"
         )
     return noise
+
+
+def _read_epsilon(text: str | None) -> Fraction | None:
+    return Fraction(0) if text == "0" else _read_amount(text, _EPSILON, "epsilon")
 
 
 def _read_amount(text: str | None, kind: TypeAdapter[Fraction], name: str) -> Fraction | None:

@@ -123,13 +123,20 @@ class StoredReleases:
             one for one in list_settled(self._name) if one.request.get("unit_rows") == made
         ]
 
-    def find(self, asked: PartPlan, target: Target | None = None) -> Stored | None:
+    def find(
+        self, asked: PartPlan, target: Target | None = None, *, any_error: bool = False
+    ) -> Stored | None:
         """The newest release that answers a part within the target, or else with an error that is not above
         the asked one.
+
+        Args:
+            any_error: whatever its error is.
         """
         for settled in self._settled:
             stored = self._read(settled, asked.part)
-            if stored is not None and _is_as_exact(stored, asked, target):
+            if stored is None or not _has_same_keys(stored, asked):
+                continue
+            if any_error or _is_as_exact(stored, asked, target):
                 return stored
         return None
 
@@ -361,17 +368,21 @@ def _shares(texts: Sequence[str]) -> Iterator[str]:
         yield str(Fraction(text))
 
 
+def _has_same_keys(stored: Stored, asked: PartPlan) -> bool:
+    """Whether private keys were selected as they are asked for: those that more units must have are other keys."""
+    if not asked.part.private:
+        return True
+    plans = (stored.plan.question or stored.plan, asked.plan.question or asked.plan)
+    drawn, wanted = (plan.params.min_units for plan in plans)  # type: ignore[attr-defined]
+    return bool(drawn == wanted)
+
+
 def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool:
     """Whether what was drawn is within the target; without one, whether no error of the stored release is
     above the asked one, by the bounds of the question: what a profile chose for one of them is not compared.
     """
     part, plan = asked.part, stored.plan.question or stored.plan
     asked_plan = asked.plan.question or asked.plan
-    if part.private:
-        bound = asked_plan.params, plan.params
-        # Keys that more units must have are other keys.
-        if bound[0].min_units != bound[1].min_units:  # type: ignore[attr-defined]
-            return False
     cells = 1
     # A method without groups has no field for them.
     by: Any = getattr(plan.params, "by", None)

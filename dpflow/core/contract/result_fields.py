@@ -45,6 +45,20 @@ FIELDS = (
     "half_width_95",
 )
 
+#: DuckDB's types of those that are not texts.
+FIELD_KINDS = {
+    **dict.fromkeys(
+        ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95"), "DOUBLE"
+    ),
+    **dict.fromkeys(("clipped", "only_a_bound"), "BOOLEAN"),
+    "epsilon": "DOUBLE",
+    "delta": "DOUBLE",
+    "released_at": "TIMESTAMP",
+    "key_integer": "BIGINT",
+    "key_date": "DATE",
+    "key_timestamp": "TIMESTAMP",
+}
+
 # As DuckDB writes them: '07' is no integer, and a fraction ends in no zero.
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,18}")
 _DATE = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")

@@ -144,6 +144,14 @@ class StoredAnswer:
     chosen: bool
 
 
+def list_answers(connection: duckdb.DuckDBPyConnection) -> list[str]:
+    """Names of the views of all answers that dpflow published."""
+    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? ORDER BY table_name"
+    tables = [str(name) for (name,) in connection.execute(query, [_ROWS]).fetchall()]
+    names = [name for name in tables if f"{name} runs" in tables]
+    return [view for name in names for view in (name, f"{name}_latest")]
+
+
 def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswer | None:
     """An answer by the name of one of its two views, in any case; None where dpflow published none."""
     # Of both tables: a view in the place of one could read any file.

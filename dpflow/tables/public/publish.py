@@ -9,24 +9,12 @@ from typing import Any
 import duckdb
 
 from dpflow.core.contract.published_release import PublishedRelease
-from dpflow.core.contract.result_fields import FIELDS
+from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.core.contract.results import Synthetic
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
 from dpflow.tables.public.public_file import read_file, write_file
 
-_TYPES = {
-    **dict.fromkeys(
-        ("value", "noise_low", "noise_high", "low", "high", "raw_value", "half_width_95"), "DOUBLE"
-    ),
-    **dict.fromkeys(("clipped", "only_a_bound"), "BOOLEAN"),
-    "epsilon": "DOUBLE",
-    "delta": "DOUBLE",
-    "released_at": "TIMESTAMP",
-    "key_integer": "BIGINT",
-    "key_date": "DATE",
-    "key_timestamp": "TIMESTAMP",
-}
 _REQUIRED = {
     *("release_id", "release", "block", "mechanism", "group_key", "measure"),
     *("clipped", "only_a_bound", "epsilon", "delta"),
@@ -34,7 +22,7 @@ _REQUIRED = {
 
 #: Columns of a published table: its contract with whoever reads it.
 COLUMNS = tuple(
-    (name, _TYPES.get(name, "VARCHAR") + (" NOT NULL" if name in _REQUIRED else ""))
+    (name, FIELD_KINDS.get(name, "VARCHAR") + (" NOT NULL" if name in _REQUIRED else ""))
     for name in FIELDS
 )
 

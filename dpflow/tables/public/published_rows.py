@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 
 from dpflow.errors import InvalidInput
-from dpflow.tables.public.named_tables import find_answer
+from dpflow.tables.public.named_tables import find_answer, list_answers
 from dpflow.tables.public.public_file import read_file
 from dpflow.tables.public.public_tables import MAX_ROWS
 from dpflow.tables.public.query_process import RowTable
@@ -86,3 +86,8 @@ def load_published_rows(database: Path, name: str) -> PublishedRows | None:
         return PublishedRows(name, kinds, values, confidences, answer.chosen, database, name)
 
     return read_file(database, 30.0, read) if database.exists() else None
+
+
+def list_published(database: Path) -> list[str]:
+    """The names of answers that a published file has; none without a file. Raises `NotPublished`."""
+    return read_file(database, 30.0, list_answers) if database.exists() else []

@@ -1,0 +1,106 @@
+"""Queries that read published results alone: DuckDB computes them where they are asked, and nothing is charged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlglot import TokenType, exp, tokenize
+from sqlglot.errors import SqlglotError
+
+from dpflow.analyst_sql.answer.answers import read_decimals, read_values
+from dpflow.analyst_sql.parse.source_text import Refusal, SourceText
+from dpflow.errors import QueryFailed
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
+from dpflow.tables.public.query_worker import SCHEMA
+
+#: The schema that tools which know databases write before a table.
+DEFAULT_SCHEMA = "main"
+
+
+@dataclass(frozen=True)
+class PublishedAnswer:
+    """Names and types of columns, as those of `dpflow.analyst_sql.answer.sql_answer.AnswerColumn`, and rows."""
+
+    columns: list[tuple[str, str]]
+    rows: list[tuple[Any, ...]]
+
+
+def drop_schema(text: str) -> str:
+    """A query with blanks where the schema `DEFAULT_SCHEMA` stands before a table and its columns."""
+    try:
+        tokens = tokenize(text, read="duckdb")
+    except SqlglotError:
+        return text
+    starts = {TokenType.FROM, TokenType.JOIN}
+    found = [
+        (before, one.start, dot.end)
+        for before, one, dot in zip([None, *tokens], tokens, tokens[1:])
+        if one.text.lower() == DEFAULT_SCHEMA and dot.token_type == TokenType.DOT
+        and one.token_type in (TokenType.VAR, TokenType.IDENTIFIER)
+    ]  # fmt: skip
+    # Else it is an alias.
+    if not any(before is not None and before.token_type in starts for before, _, _ in found):
+        return text
+    for before, start, end in found:
+        if before is None or before.token_type != TokenType.DOT:
+            text = text[:start] + " " * (end + 1 - start) + text[end + 1 :]
+    return text
+
+
+def find_published(
+    source: SourceText,
+    parameters: Mapping[str, Any] | Sequence[Any],
+    published: Callable[[], Collection[str]],
+) -> tuple[exp.Expression, set[str]] | None:
+    """The statement and the published results that it reads, if it is a SELECT that reads nothing else; else None."""
+    try:
+        tree = source.parse(parameters)
+    except Refusal:
+        return None
+    if not isinstance(tree, exp.Query):
+        return None
+    own = {one.alias_or_name.casefold() for one in tree.find_all(exp.CTE)}
+    tables = [one for one in tree.find_all(exp.Table) if one.name]
+    outside = [one for one in tables if one.args.get("db") or one.name.casefold() not in own]
+    names = {one.name.casefold() for one in outside}
+    known = {name.casefold(): name for name in published()} if names else {}
+    if any(one.args.get("db") for one in outside) or not names <= known.keys():
+        return None
+    for one in outside:
+        alias = one.alias or one.name
+        one.set("this", exp.to_identifier(known[one.name.casefold()], quoted=True))
+        one.set("db", exp.to_identifier(SCHEMA))
+        if not one.args.get("alias"):
+            one.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
+    return tree, {known[name] for name in names}
+
+
+def answer_published(tree: exp.Expression, tables: Sequence[RowTable]) -> PublishedAnswer:
+    """The rows of a statement of `find_published`.
+
+    Raises:
+        QueryFailed: DuckDB cannot compute it, or a part is none that may run.
+        QueryStopped: it took too long, or too much memory.
+    """
+    try:
+        result = PROCESS.run(tables, tree.sql("duckdb"))
+    except QueryRejected as error:
+        # No private row is behind it.
+        problem = " ".join(error.text.partition("\n\nLINE")[0].split())[:400] or (
+            f"the {error.kind} {error.name[:60]!r} may not be used"
+        )
+        raise QueryFailed(
+            f"DuckDB cannot compute the query over published results: {problem}"
+        ) from None
+    columns, values = [], []
+    for position, (name, kind) in enumerate(result.columns):
+        cells: list[Any] = [row[position] for row in result.rows]
+        if kind.startswith("DECIMAL"):
+            kind, cells = read_decimals(kind, cells, result.exact, position)
+        else:
+            kind, cells = read_values(kind, cells)
+        columns.append((name, kind))
+        values.append(cells)
+    return PublishedAnswer(columns, list(zip(*values)))
