@@ -70,7 +70,7 @@ class DpflowDialect(default.DefaultDialect):
     default_paramstyle = "qmark"
     preparer: Any = DpflowIdentifiers
     type_compiler_cls = DpflowTypes
-    colspecs: Any = {types.Numeric: DpflowNumeric, types.Float: types.Float}
+    colspecs: Any = {types.Numeric: DpflowNumeric, types.Float: types.Float}  # noqa: RUF012  SQLAlchemy declares it so
     div_is_floordiv = False
     supports_statement_cache = True
     supports_alter = False

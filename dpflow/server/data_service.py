@@ -23,14 +23,12 @@ from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.analyst_sql.releases.stored_answers import identify_query
-from dpflow.catalogue import is_table_name
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
-from dpflow.core.contract.table_description import describe_table
 from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
@@ -54,10 +52,9 @@ from dpflow.errors import (
     LedgerCorrupt,
     PlanRefused,
     RetryConflict,
-    UnknownName,
 )
 from dpflow.ledger import Ledger, ReleaseRecord, Reservation
-from dpflow.ledger.books.records import path_of, read_point
+from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
 from dpflow.server.contracts import (
     answer_contract,
@@ -69,10 +66,10 @@ from dpflow.server.gates import load_gates
 from dpflow.server.jobs import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
 from dpflow.server.loads import check_loads, plan_load
 from dpflow.server.principals import Caller
+from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
-from dpflow.tables import describe_typed_columns
 from dpflow.tables.access.declarations import load_table
 
 log = logging.getLogger("dpflow")
@@ -90,8 +87,6 @@ _DOORS: Mapping[str, Door] = {
 }
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
-#: Entries of one answer about the history.
-MAX_ENTRIES = 1000
 #: Newest entries of the history in which a job of another process is looked for, and such jobs that are remembered.
 _RECENT_ENTRIES, _MAX_KNOWN = 1000, 200
 _SEALED, _JOB = "service request", "service job"
@@ -110,7 +105,10 @@ def load_tables(service: Service) -> dict[str, Table]:
 
 
 class DataService:
-    """The doors ``sql`` and ``release``, and what principals may read of budgets and history.
+    """Everything that principals ask for.
+
+    Attributes:
+        facts: what they may read of tables, budgets and history.
 
     Args:
         service: the principals.
@@ -129,77 +127,13 @@ class DataService:
         jobs: Jobs,
     ) -> None:
         self._service, self._tables = service, tables
+        self.facts = PublicFacts(tables, ledger)
         self._contracts = load_contracts(service)
         self.gates = load_gates(service, ledger, registry)
         self.publications = Publications(service.published, ledger)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
         # Requests of other processes' jobs, by the job's id.
         self._elsewhere: OrderedDict[str, str] = OrderedDict()
-
-    # --- what is public ---------------------------------------------------------------------------
-
-    def list_tables(self, caller: Caller) -> list[Reply]:
-        """The caller's tables: what is protected, and which scope pays."""
-        scopes = {one.scope: one for one in self._ledger.scopes()}
-        payer = scopes.get(caller.terms.scope or "")
-        rows = []
-        for name in sorted(caller.terms.tables):
-            protects = self._tables[name].protection_text
-            pays = payer is not None and payer.protects in ("", protects)
-            rows.append(
-                {"table": name, "protects": protects, "scopes": [caller.terms.scope] * pays}
-            )
-        return rows
-
-    def describe(self, caller: Caller, name: str) -> Reply:
-        """One of the caller's tables: whom it protects, its columns and bounds, the budgets."""
-        table = self._find_table(caller, name)
-        budgets = self.list_remaining(caller, caller.terms.scope)
-        return describe_table(table) | {
-            "columns": describe_typed_columns(table),
-            "budgets": budgets,
-        }
-
-    def list_remaining(self, caller: Caller, scope: str | None) -> list[Reply]:
-        """What is left: of the caller's scope and those above it, or of every scope for who sees all."""
-        granted = [one.scope for one in self._ledger.scopes()]
-        visible = granted
-        if not caller.terms.sees_every_scope:
-            visible = [name for name in path_of(caller.terms.scope or "") if name in granted]
-        if scope is not None and scope not in visible:
-            # Of the caller's own one that nobody granted yet there is nothing to say.
-            if scope == caller.terms.scope:
-                return []
-            raise UnknownName("scope", scope, visible)
-        names = visible if scope is None else [scope]
-        return [row for name in names for row in self._ledger.remaining(name).rows()]
-
-    def list_history(
-        self,
-        caller: Caller,
-        scope: str | None,
-        since: str | None,
-        principal: str | None,
-        limit: int,
-    ) -> list[Reply]:
-        """The newest entries of the history, the oldest of them first: of the caller's scope and the
-        quotas below it, or of all scopes for who sees all.
-        """
-        granted = [one.scope for one in self._ledger.scopes()]
-        if not caller.terms.sees_every_scope:
-            own = caller.terms.scope or ""
-            granted = [name for name in granted if own in path_of(name)]
-            scope = own if scope is None else scope
-            if not granted and scope == own:
-                return []
-        if scope is not None and scope not in granted:
-            raise UnknownName("scope", scope, granted)
-        first = 1 if since is None else read_point("since", since)
-        entries = self._ledger.history(
-            scope, since=first, principal=principal, limit=min(limit, MAX_ENTRIES)
-        )
-        sees_all = caller.terms.sees_every_scope
-        return [_show_entry(entry.to_json(), sees_all) for entry in entries]
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -243,7 +177,7 @@ class DataService:
                 "a service copies no result to a file that its client names; leave publish out, and write the result where you are"
             )
         require_values(body, "the request", may_be_empty=("params", "publish"))
-        table = self._find_table(caller, name)
+        table = self.facts.find_table(caller, name)
         fields = dict(body) | {
             "table": table,
             "scope": self._find_scope(caller, body.get("scope")),
@@ -277,19 +211,6 @@ class DataService:
             options["scope"] = scope
         tables = [self._tables[name] for name in sorted(caller.terms.tables)]
         return text, options, tables, body.get("parameters", ())
-
-    def _find_table(self, caller: Caller, name: str) -> Table:
-        """A table by its name. Raises `InvalidInput` for a path, and `UnknownName` for one that the caller
-        may not name as for one that is not there.
-        """
-        if not is_table_name(name):
-            raise InvalidInput(
-                f"declarations stay with the owner of the service, so a table is given by its name and not by "
-                f"{name[:80]!r}; name one of: {', '.join(sorted(caller.terms.tables)) or '(none)'}"
-            )
-        if name not in caller.terms.tables:
-            raise UnknownName("table", name, caller.terms.tables)
-        return self._tables[name]
 
     def _find_scope(self, caller: Caller, *named: Any) -> str:
         """The scope that pays, which a request may leave out. Raises `PlanRefused` if any that it names is
@@ -626,17 +547,3 @@ class DataService:
         events = [plan.event for plan in new]
         self._ledger.require((first.request.scope, events, first.charged_blocks))
         return is_charged
-
-
-def _show_entry(entry: Reply, sees_all: bool) -> Reply:
-    """An entry without the encrypted request of its charge; for who does not see all also without the
-    commitment to the rows, which shows whether they changed.
-    """
-    body = dict(entry["body"])
-    if not sees_all:
-        body.pop("snapshot", None)
-    if isinstance(body.get("request"), str) and SEALED_REQUEST in body["request"]:
-        fields = json.loads(body["request"])
-        fields.pop(SEALED_REQUEST, None)
-        body["request"] = json.dumps(fields, ensure_ascii=False)
-    return entry | {"body": body}

@@ -19,9 +19,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from dpflow.catalogue import TableName
 from dpflow.core.contract.results import finite_json
 from dpflow.server.bodies import DistinctKeysRoute
-from dpflow.server.data_service import MAX_ENTRIES, DataService
+from dpflow.server.data_service import DataService
 from dpflow.server.jobs import Job, Reply
 from dpflow.server.principals import Who
+from dpflow.server.public_facts import MAX_ENTRIES
 from dpflow.server.publications import MEDIA_TYPES, FileKind
 from dpflow.server.refusals import describe_errors
 
@@ -169,13 +170,13 @@ def _service(request: Request) -> DataService:
 @router.get("/v1/tables", responses=_ERRORS)
 def list_tables(request: Request, caller: Who) -> list[Reply]:
     """The principal's tables: what is protected, and which scope pays."""
-    return _service(request).list_tables(caller)
+    return _service(request).facts.list_tables(caller)
 
 
 @router.get("/v1/tables/{name}", responses=_ERRORS)
 def describe_table(request: Request, caller: Who, name: Annotated[Name, Path()]) -> Reply:
     """One table: whom it protects, its columns and bounds, and what is left of its budgets."""
-    return _service(request).describe(caller, name)
+    return _service(request).facts.describe(caller, name)
 
 
 @router.get("/v1/remaining", responses=_ERRORS)
@@ -183,7 +184,7 @@ def list_remaining(
     request: Request, caller: Who, scope: Annotated[Name | None, Query()] = None
 ) -> list[Reply]:
     """What is left, one mapping per budget."""
-    return _service(request).list_remaining(caller, scope)
+    return _service(request).facts.list_remaining(caller, scope)
 
 
 @router.get("/v1/history", responses=_ERRORS)
@@ -196,7 +197,7 @@ def list_history(
     limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 50,
 ) -> list[Reply]:
     """The newest entries of the ledger's history, the oldest of them first."""
-    return _service(request).list_history(caller, scope, since, principal, limit)
+    return _service(request).facts.list_history(caller, scope, since, principal, limit)
 
 
 @router.post("/v1/plan", responses=_ERRORS)

@@ -73,6 +73,31 @@ def test_a_smaller_error_is_paid(fresh: World) -> None:
     assert fresh.ask(text, epsilon=1).origins[0].released_at == better.origins[0].released_at
 
 
+def test_epsilon_zero_answers_from_what_is_stored_or_refuses(fresh: World) -> None:
+    """Whatever the error; keys that other units must have, and runs that draw for themselves, get nothing."""
+    cities = "SELECT city, COUNT(*) AS n FROM visits GROUP BY city"
+    clinics = "SELECT clinic, COUNT(*) AS n FROM visits GROUP BY clinic"
+    for text in (cities, clinics):
+        with pytest.raises(PlanRefused, match="no stored answer serves"):
+            fresh.ask(text, epsilon=0)
+    assert fresh.spent() == "0"
+    coarse = fresh.ask(cities, epsilon="0.01")
+    keys = fresh.ask(clinics, epsilon="0.02", delta="1e-6")
+    spent = fresh.spent()
+    assert fresh.ask(cities, epsilon=0) == fresh.ask(f"-- dp: epsilon=0\n{cities}")
+    assert fresh.ask(cities, epsilon=0).values == coarse.values
+    assert fresh.ask(clinics, epsilon=0).values == keys.values
+    assert (
+        fresh.ask(f"EXPLAIN {cities}", epsilon=0)
+        .explain(fresh.ledger)["forecast"]
+        .startswith("free")
+    )
+    for options in ({"min_units": 5}, {"revision": 2}, {"ledger": None}):
+        with pytest.raises(InvalidInput):
+            fresh.ask(clinics, epsilon=0, **options)
+    assert fresh.spent() == spent
+
+
 def test_a_basic_scope_pays_for_private_keys_with_laplace_noise(fresh: World) -> None:
     """They need a delta, with which Gaussian noise would be chosen where it is smaller; this filter pays
     none, so nobody has to say noise: laplace.

@@ -26,7 +26,7 @@ from service_world import (
 from starlette.testclient import TestClient
 
 from dpflow.errors import InvalidDeclaration, InvalidInput
-from dpflow.server.data_service import DataService
+from dpflow.server.public_facts import PublicFacts
 from dpflow.server.service import load_service
 
 
@@ -244,7 +244,7 @@ def test_what_fails_inside_is_answered_like_anything_else(
     world: ServiceWorld, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nothing is left to the server, which would log an error's text and its traceback."""
-    monkeypatch.setattr(DataService, "list_tables", lambda *_: {}["row 4711"])
+    monkeypatch.setattr(PublicFacts, "list_tables", lambda *_: {}["row 4711"])
     with TestClient(world.app(), headers=headers_of("ann")) as client:
         answer = client.get("/v1/tables")
     assert (answer.status_code, answer.json()["error"]) == (500, "internal_error")
