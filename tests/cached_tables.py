@@ -13,6 +13,7 @@ from duckdb_files import duckdb_file
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.core.contract.squares import Square
 from dpflow.tables.private import PrivateTable
 
 DAYS = [f"2013-01-0{day}" for day in range(1, 6)]
@@ -25,7 +26,7 @@ CREATE TABLE data AS SELECT i % 97 AS u, DATE '2013-01-01' + (i % 5)::INT AS d, 
 
 
 REQUESTS = [
-    GroupedSums("k", ("b", "none", "a"), 99, 999, (("v", 3),), (("v", 3, 5),)),
+    GroupedSums("k", ("b", "none", "a"), 99, 999, (("v", 3),), (Square("v", 3, 5),)),
     GroupedSums("n", None, 99, 999),
     GroupedSums(None, None, 1, 999, (("v", 0),)),
     SortedValues("v", 999),

@@ -5,10 +5,12 @@ table, and answered exactly.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -30,6 +32,7 @@ from dpflow.core.contract.requests import (
     UnitScores,
     UnitSizes,
 )
+from dpflow.core.contract.squares import Square
 from dpflow.errors import DpflowError
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.reference_sums import grid_value
@@ -169,10 +172,16 @@ def list_questions(corner: Corner, form: Form) -> Iterator[Question]:
     for centre in dict.fromkeys((low, high, (low + high) // 2)):
         summed = GroupedSums(values=((x, centre),))
         yield plain(f"sums around {centre}", summed, _sum_comparison(x, centre))
-        squares = GroupedSums(squares=((x, centre, 5),))
-        yield plain(f"sums of squares around {centre}", squares, _sum_comparison(x, centre, 5))
+        reach = max(high - centre, centre - low, 1)
+        for kind, square in (
+            ("squares", Square(x, centre, 5)),
+            ("coarse squares", Square.fit(x, centre, reach)),
+        ):
+            squares = GroupedSums(squares=(square,))
+            name = f"sums of {kind} around {centre}"
+            yield plain(name, squares, _sum_comparison(x, centre, square))
     middle = (low + high) // 2
-    both = {"values": ((x, middle), (y, low)), "squares": ((x, middle, 0),)}
+    both = {"values": ((x, middle), (y, low)), "squares": (Square(x, middle, 0),)}
     for name, request in {
         "grouped": GroupedSums("k", ("a", "b"), values=((x, low),)),
         "grouped, of one group": GroupedSums("k", ("a", "b"), 1, values=((x, high),)),
@@ -222,17 +231,29 @@ def _checker(request: Any, form: Form) -> Callable[[PrivateTable], None]:
     return lambda table: table.check_request(request, form.blocks)
 
 
+def _square(square: Square, value: int) -> int:
+    """A term by its definition, in fractions."""
+    near = _round_half_up(Fraction(abs(value - square.centre), 2**square.drop))
+    return _round_half_up(Fraction(near**2, 2**square.shift)) - square.half
+
+
+def _round_half_up(number: Fraction) -> int:
+    return math.floor(number + Fraction(1, 2))
+
+
 def _saturate(total: int) -> int:
     return min(max(total, -MAX_MAGNITUDE), MAX_MAGNITUDE)
 
 
-def _sum_comparison(x: str, centre: int, half: int | None = None) -> Callable[[Any, Steps], str]:
-    """Compares a sum around a centre, or a sum of squares less ``half`` each."""
+def _sum_comparison(
+    x: str, centre: int, square: Square | None = None
+) -> Callable[[Any, Steps], str]:
+    """Compares a sum around a centre, or a sum of squares."""
 
     def compare(groups: Any, steps: Steps) -> str:
         present = [value for value in steps if value is not None]
-        terms = [v - centre if half is None else (v - centre) ** 2 - half for v in present]
-        moment = "sum" if half is None else "square"
+        terms = [v - centre if square is None else _square(square, v) for v in present]
+        moment = "sum" if square is None else "square"
         got = [groups.rows[0], groups.units[0], groups.moment(moment, x)[0]]
         expected = [len(steps), len(steps), _saturate(sum(terms))]
         return "" if list(map(int, got)) == expected else f"{got}, not {expected}"

@@ -43,6 +43,7 @@ from dpflow.core.contract.requests import (
     UnitSizes,
     ValueCounts,
 )
+from dpflow.core.contract.squares import Square
 from dpflow.errors import DpflowError
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
@@ -97,7 +98,7 @@ Maker = Callable[[str, tuple[str, ...]], Any]
 _VALUE: dict[str, Maker] = {
     "sums": lambda x, _: _sums(value=x),
     "sums and squares by public key": lambda x, _: GroupedSums(
-        "k", ("a", "b", "c"), 100, 100, ((x, 0),), ((x, 0, 0),)
+        "k", ("a", "b", "c"), 100, 100, ((x, 0),), (Square(x, 0, 0),)
     ),
     "sums by private key": lambda x, _: _sums("p", value=x),
     "sums by small key": lambda x, _: _sums("s", value=x),
@@ -525,7 +526,7 @@ def _replace_value(request: Any, name: str) -> Any:
     match request:
         case GroupedSums():
             values = tuple((name, c) for _, c in request.values)
-            squares = tuple((name, c, h) for _, c, h in request.squares)
+            squares = tuple(square._replace(name=name) for square in request.squares)
             return GroupedSums(
                 request.by, request.keys, request.groups, request.rows_per_group, values, squares
             )

@@ -167,7 +167,7 @@ def _linear_shares(query: Query, measure: Measure, law: Law) -> list[float]:
     # One moment's noise at a time, small enough for the error to be linear in it.
     small = 1e-6
     slopes = {
-        m: query.error_bound(measure, {o: small * (o == m) for o in used}) / small for m in used
+        m: query.noise_error(measure, {o: small * (o == m) for o in used}) / small for m in used
     }
     sizes = (
         slopes.get(m, 0.0) * query.sensitivity(m).noise_norm(POWER[law]) for m in query.moments

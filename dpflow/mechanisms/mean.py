@@ -8,7 +8,9 @@ Guarantee: `dpflow.core.toolbox.aggregate`: two moments for a mean, three for th
 each gets about the same part of epsilon.
 
 Error: computed from the noisy numbers (post-processing), because it shrinks with the group; a group
-with too few values for a bound gets the full width of what is possible.
+with too few values for a bound gets the full width of what is possible. Squares of a column whose
+bounds are more than 2,047 steps from their middle are rounded, each to about 2^-22 of the largest; the
+half-width includes that.
 
 When not to use it: for small groups, where a median or nothing at all is the honest answer; a
 standard deviation near 0 has an error near the root of the variance's, which is large.

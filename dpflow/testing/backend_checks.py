@@ -27,6 +27,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
     UnitSizes,
 )
+from dpflow.core.contract.squares import Square
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.backend_bounds import BOUND_RULES
@@ -259,10 +260,17 @@ def small_tables_are_answered(bench: Bench) -> None:
     declared = {"v": {"lower": 0, "upper": 10}, "k": {"public_keys": ["a", "b"]}}
     for rows, size in (([], 0), ([("1", "4", "a")], 1), ([(None, "4", "a")], 0)):
         table = bench.table(kinds, rows, columns=declared)
-        public = table.answer(GroupedSums("k", ("a", "b"), 2, 3, (("v", 5),), (("v", 5, 0),)), ())
+        public = table.answer(
+            GroupedSums("k", ("a", "b"), 2, 3, (("v", 5),), (Square("v", 5, 0),)), ()
+        )
         require(public.rows.tolist() == [size, 0], "public keys without rows have zeros")
         require(public.sums["v"].tolist() == [-size, 0], "sums are of distances from the centre")
         require(public.squares["v"].tolist() == [size, 0], "squares are of the same distances")
+        # (11^2 + 4) // 8 - 3, of 4 - (-7).
+        coarse = GroupedSums("k", ("a", "b"), 2, 3, (("v", 5),), (Square("v", -7, 3, 0, 3),))
+        require(
+            table.answer(coarse, ()).squares["v"].tolist() == [12 * size, 0], "they are rounded"
+        )
         require(len(table.answer(GroupedSums("k", None, 2, 3), ()).keys) == size, "private keys")
         require(len(table.answer(SortedValues("v", 1), ()).values) == size, "sorted values")
         require(len(table.answer(KeySets("k"), ()).keys) == size, "key sets")

@@ -415,7 +415,7 @@ def make_groups(
         fill_groups(rows if units is None else units),
         {c: fill_column(sums, c) for c in names},
         {c: fill_groups(rows) for c in names},
-        {c: fill_column(squares, c) for c, _, _ in request.squares},
+        {one.name: fill_column(squares, one.name) for one in request.squares},
     )
 
 
@@ -570,7 +570,10 @@ def _neighbouring_groups(
             for column, centre in request.values
         }
         sums = {column: 3 * base + value * rows for column, value in ends.items()}
-        squares = {c: 9 * base + (ends[c] ** 2 - half) * rows for c, _, half in request.squares}
+        squares = {}
+        for square in request.squares:
+            edge = square.round_square(table.column(square.name).grid_bounds()[end])
+            squares[square.name] = 9 * base + (edge - square.half) * rows
         return make_groups(request, keys, base + rows, sums, squares, base + (rows > 0))
 
     pairs: list[tuple[Answer, Answer]] = [

@@ -176,7 +176,7 @@ def _sum_groups(request: GroupedSums, units: Iterable[UnitRows]) -> Groups:
     rows, reached = np.zeros(len(keys), np.int64), np.zeros(len(keys), np.int64)
     sums = {column: np.zeros(len(keys), np.int64) for column, _ in request.values}
     counts = {column: np.zeros(len(keys), np.int64) for column, _ in request.values}
-    squares = {column: np.zeros(len(keys), np.int64) for column, _, _ in request.squares}
+    squares = {square.name: np.zeros(len(keys), np.int64) for square in request.squares}
     for unit in bounded_units:
         for key in {key for key, _ in unit}:
             reached[index[key]] += 1
@@ -186,9 +186,9 @@ def _sum_groups(request: GroupedSums, units: Iterable[UnitRows]) -> Groups:
                 if row[column] is not None:
                     sums[column][index[key]] += row[column] - centre
                     counts[column][index[key]] += 1
-            for column, centre, half in request.squares:
-                if row[column] is not None:
-                    squares[column][index[key]] += (row[column] - centre) ** 2 - half
+            for square in request.squares:
+                if (value := row[square.name]) is not None:
+                    squares[square.name][index[key]] += square.round_square(value) - square.half
     return Groups(keys, rows, reached, sums, counts, squares)
 
 

@@ -21,6 +21,7 @@ from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE
 from dpflow.core.contract.sensitivity import Sensitivity
+from dpflow.core.contract.squares import Square
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import MeasureMechanism
@@ -516,7 +517,7 @@ def test_a_query_asks_for_everything_once() -> None:
     )
     statistic = Query(declared, None, params.measures).data_request()
     assert statistic.values == (("amount", 10),)
-    assert statistic.squares == (("amount", 10, 200),)
+    assert statistic.squares == (Square("amount", 10, 200),)
     distinct = REGISTRY.find_mechanism("count_distinct")
     params, _ = plan_mechanism(distinct, declared, {"epsilon": "1", "by": "kind"})
     assert distinct.data_request(params, declared).rows_per_group == 1  # type: ignore[union-attr]

@@ -279,6 +279,22 @@ def example(rows: int, questions: list[dict[str, Any]]) -> Example:
     return Example(table, WATCHED, questions)
 
 
+def test_a_watch_whose_sums_could_stop_is_refused(tmp_path: Path) -> None:
+    """2^40 rows of a bound 2^22 steps from the middle reach 2^62; a step more, and a verdict could be wrong."""
+    checks = [RowCheck(name="m", check="mean", column="v", at_most=Fraction(9))]
+    for far, fits in ((2**22, True), (2**22 + 1, False)):
+        columns = {"v": {"lower": -far, "upper": far}}
+        declared = Table.model_validate(
+            {"name": "t", "database": tmp_path / "t.duckdb", "privacy_unit": {"column": "u"}}
+            | {"contribution_bounds": {"rows": 1}, "columns": columns}
+        )
+        if fits:
+            scale_excesses(checks, declared)
+        else:
+            with pytest.raises(PlanRefused, match="may stop at 2.62 steps.*a step of at least 1"):
+                scale_excesses(checks, declared)
+
+
 def test_a_watch_keeps_its_epsilon_exactly() -> None:
     """Event: all answers of a session. Neighbours: a unit more or less. Claim: epsilon, found by
     exact enumeration; it is nearly reached, so a smaller claim would be false.

@@ -21,6 +21,7 @@ from dpflow.core.contract.requests import (
     Records,
     SortedValues,
 )
+from dpflow.core.contract.squares import Square
 from dpflow.tables.private import PrivateTable
 
 ROWS = """
@@ -96,7 +97,9 @@ class Writer(RandomConditions):
         )
         return pick(
             [
-                lambda: GroupedSums(by, keys, 10, 10, ((column, pick([0, 1])),), ((column, 1, 2),)),
+                lambda: GroupedSums(
+                    by, keys, 10, 10, ((column, pick([0, 1])),), (Square(column, 1, 2),)
+                ),
                 lambda: SortedValues(column, 10, by if keys else None, keys or ("",), 10),
                 lambda: KeySets(keyed, 10),
                 lambda: Records((column, keyed), 10),

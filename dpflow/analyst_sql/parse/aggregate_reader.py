@@ -15,6 +15,7 @@ from dpflow.analyst_sql.parse.row_reader import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import declare_computed, declare_value
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
@@ -38,6 +39,8 @@ _QUANTILES = {
     "ApproxQuantile": "quantile",
 }
 #: Of two expressions, in rows where both have values.
+#: Steps between the bounds of a product up to which 2^30 of them add up to less than 2^62.
+WIDE_PRODUCT = 2**32
 _PAIRS = ("Corr", "CovarPop", "CovarSamp", "RegrSlope")
 
 
@@ -223,7 +226,8 @@ class AggregateReader:
 
     def _read_pair(self, kind: str, left: Node, right: Node, condition: Node | None) -> Any:
         """Covariances from means of rows where both have values, each less the middle of its bounds:
-        mean(xy) - mean(x) mean(y). Correlation and slope divide by the variances of the same rows.
+        mean(xy) - mean(x) mean(y). Correlation and slope divide by the variances of the same rows. Products
+        of whole numbers that `WIDE_PRODUCT` does not hold are counted in coarser steps, as other products are.
         """
         present = [Node("NOT", (Node("IS NULL", (one,)),)) for one in (left, right)]
         conditions = [*present, *([] if condition is None else [condition])]
@@ -232,7 +236,13 @@ class AggregateReader:
             both = rewrite_node(Node("AND", (both, other)))
         x, y = (self._center(one) for one in (left, right))
         product = rewrite_node(Node("*", (x, y)))
+        width = self._find_width(product)
+        if width > WIDE_PRODUCT:
+            unit = Node("number", (Decimal(10) ** len(str(width)),))
+            product = rewrite_node(Node("/", (product, unit)))
         means = [self._number("mean", one, None, both) for one in (product, x, y)]
+        if width > WIDE_PRODUCT:
+            means[0] = exp.paren(exp.Mul(this=means[0], expression=_number(10 ** len(str(width)))))
         covariance: Any = exp.paren(
             exp.Sub(
                 this=means[0], expression=exp.paren(exp.Mul(this=means[1], expression=means[2]))
@@ -255,13 +265,21 @@ class AggregateReader:
             return exp.paren(exp.Case(ifs=[exp.If(this=test, true=bounded)]))
         return exp.Div(this=covariance, expression=_positive(spread), safe=True)
 
-    def _center(self, value: Node) -> Node:
-        """An expression less the middle of its bounds: its products have smaller ones."""
+    def _declare(self, value: Node) -> Column:
         try:
             table, name = declare_computed(self._table, value)
         except PlanRefused as error:
             raise refusal_of(error, self._call, "bounds") from None
-        column = table.columns[name]
+        return table.columns[name]
+
+    def _find_width(self, value: Node) -> int:
+        """How many steps there are between an expression's bounds."""
+        low, high = self._declare(value).grid_bounds()
+        return high - low
+
+    def _center(self, value: Node) -> Node:
+        """An expression less the middle of its bounds: its products have smaller ones."""
+        column = self._declare(value)
         assert column.lower is not None and column.upper is not None
         middle = round((column.lower + column.upper) / 2)
         return Node("-", (value, Node("number", (Decimal(middle),)))) if middle else value

@@ -259,7 +259,7 @@ class _FeatureReader(RowReader):
                 listed = declared.public_keys if is_picked else None
                 changes = {"public_keys": listed, "public": False, "missing": "skip"}
                 return declared.without_limits().model_copy(update=changes | _STORED)
-        low_end, high_end, step = find_bounds(value, table)
+        low_end, high_end, step, is_rounded = find_bounds(value, table)
         if node.op == "sum":
             low_end, high_end = min(low_end, low_end * rows), max(high_end, high_end * rows)
         if node.op == "avg":
@@ -267,12 +267,16 @@ class _FeatureReader(RowReader):
             step = Fraction(10) ** max(digits, -12)
             low_end, high_end = (low_end // step) * step, -(-high_end // step) * step
         try:
-            return Column(lower=low_end, upper=high_end, step=step)
+            column = Column(lower=low_end, upper=high_end, step=step)
         except ValueError:
             raise PlanRefused(
                 f"{node} lies between {low_end} and {high_end}, and 64 bits do not hold that in steps of {step}; declare "
                 f"fewer contribution_bounds.rows, narrower bounds or a coarser step"
             ) from None
+        # A mean is between the steps, also of values that are not.
+        if is_rounded or node.op == "avg":
+            column.note_rounding()
+        return column
 
     def declare(self, where: str | None) -> Table:
         """The declaration of the relation."""

@@ -71,15 +71,18 @@ def declare_computed(table: Table, node: Node) -> tuple[Table, str]:
     grouped = table.columns.get(name)
     if grouped is not None and grouped.lower is not None:
         return table, name
+    is_rounded = False
     if node.op == "CASE" and node.args[1:] == (_ONE, _ZERO):
         # 1 where a row counts, else 0; never NULL.
         bounds = _FLAG
     else:
-        low, high, step = find_bounds(node, table)
+        low, high, step, is_rounded = find_bounds(node, table)
         bounds = {"lower": low, "upper": high, "step": step}
     # What rows are grouped by, too, keeps its keys.
     keys = {} if grouped is None else {"public_keys": grouped.public_keys}
     column = Column(expression=name, **bounds, **keys)
+    if is_rounded:
+        column.note_rounding()
     return table.model_copy(update={"columns": {**table.columns, name: column}}), name
 
 
@@ -109,8 +112,10 @@ def _decimal(value: Fraction) -> Decimal:
     return exact.normalize() if exact else Decimal(0)
 
 
-def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction]:
-    """Bounds and step of an expression, by interval arithmetic over declared bounds."""
+def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction, bool]:
+    """Bounds and step of an expression, by interval arithmetic over declared bounds; and whether its
+    values may lie between the steps.
+    """
     used = [table.column(name) for name in sorted(node.column_names())]
     if not used:
         raise PlanRefused("it is of a constant; write the constant times COUNT(*)")
@@ -126,14 +131,16 @@ def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction]
         )
     width = bounds.high - bounds.low
     whole = all(column.step.denominator == 1 for column in used)
+    is_rounded = False
     if (common := _find_step(node, table)) is not None:
         step = common or Fraction(1)
     elif whole and bound_expression(node, table, set(table.columns)).whole:
         step = Fraction(1)
     else:
+        is_rounded = True
         step = Fraction(10) ** max(math.floor(math.log10(max(width, 1e-300) / STEPS)), -12)
     low, high = math.floor(Fraction(bounds.low) / step), math.ceil(Fraction(bounds.high) / step)
-    return low * step, max(high, low + 1) * step, step
+    return low * step, max(high, low + 1) * step, step, is_rounded
 
 
 def _list_values(node: Node, table: Table) -> set[str]:

@@ -62,6 +62,7 @@ class Column(Strict):
     _times: bool = PrivateAttr(default=False)
     #: Of what is computed: where its limits come from. Of searched bounds: what they clamp.
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+    _is_rounded: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
     @classmethod
@@ -97,6 +98,15 @@ class Column(Strict):
         has_days = self.holds_dates or isinstance(self.groups, PeriodLimits)
         limit = limit_rows(self.rows_per_group, period, f"rows_per_group of {name}", has_days)
         return Limit(limit.number, source) if limit and source else limit
+
+    @property
+    def is_rounded(self) -> bool:
+        """Whether it is computed, and its values need not be on the grid: sums are of rounded ones."""
+        return self._is_rounded
+
+    def note_rounding(self) -> None:
+        """Keep that the grid is coarser than what is computed."""
+        self._is_rounded = True
 
     @property
     def clamping(self) -> str:

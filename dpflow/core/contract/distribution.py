@@ -20,6 +20,7 @@ from fractions import Fraction
 from html import escape
 from typing import Any
 
+from dpflow.core.contract.printed_numbers import round_between
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 
@@ -165,6 +166,9 @@ class Distribution:
         if surely_more < len(self.points):
             high = self._write(self._last_before(self.points[surely_more]))
         value = self._write(self._interpolate(share))
+        if self.step is None and isinstance(low, float) and isinstance(high, float):
+            # No grid says how many digits a number has.
+            value = round_between(float(value), low, high)
         is_shown = None not in (low, high) and self.rank_error(value, share) <= MAX_RANK_ERROR
         return Estimate(value if is_shown else None, low, high)
 

@@ -34,6 +34,13 @@ def print_interval(low: float | None, high: float | None, value: Any = None) -> 
     return f"{_round(low, step, ROUND_FLOOR)} to {_round(high, step, ROUND_CEILING)}"
 
 
+def round_between(value: float, low: float, high: float) -> float:
+    """A double with the digits that `print_number` shows, between the same ends."""
+    step = _find_step(low, high)
+    rounded = value if step is None else float(_round(value, step, ROUND_HALF_EVEN))
+    return min(max(rounded, low), high)
+
+
 def print_width(width: float) -> str:
     """A half-width rounded up to three digits."""
     if not math.isfinite(width) or width <= 0:

@@ -28,6 +28,7 @@ from dpflow.core.contract.sensitivity import (
     Sensitivity,
     sides_of,
 )
+from dpflow.core.contract.squares import Square
 
 #: One group's rows: a column name to an array of its values.
 Rows = Mapping[str, Any]
@@ -54,8 +55,8 @@ class GroupedSums:
         groups: groups one unit may reach.
         rows_per_group: rows one unit may have in one group.
         values: value columns with their centre in grid steps.
-        squares: some of these columns with their centre c and an h: asks for the sum of (x - c)^2 -
-        h too.
+        squares: some of these columns: asks for the sum of (x - c)^2 - h too, rounded as
+        `dpflow.core.contract.squares` says.
         rows: rows one unit may have in all groups together; None for ``groups`` x ``rows_per_group``.
     """
 
@@ -64,7 +65,7 @@ class GroupedSums:
     groups: int = 1
     rows_per_group: int = 1
     values: tuple[tuple[str, int], ...] = ()
-    squares: tuple[tuple[str, int, int], ...] = ()
+    squares: tuple[Square, ...] = ()
     rows: int | None = None
 
     def sensitivity(self, table: Declared) -> GroupedSensitivity:
@@ -73,9 +74,9 @@ class GroupedSums:
         for name, centre in self.values:
             low, high = table.bounded_column(name).grid_bounds()
             terms["sum", name] = low - centre, high - centre
-        for name, centre, half in self.squares:
-            low, high = table.bounded_column(name).grid_bounds()
-            terms["square", name] = -half, max(high - centre, centre - low, 1) ** 2 - half
+        for square in self.squares:
+            bounds = table.bounded_column(square.name).grid_bounds()
+            terms["square", square.name] = square.term_range(*bounds)
         size = 1 if self.by is None else None if self.keys is None else len(self.keys)
         return GroupedSensitivity(_bounds_of(self), size, sides_of(table) == 2, terms)
 

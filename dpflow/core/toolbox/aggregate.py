@@ -147,15 +147,16 @@ class Release:
         }
 
     def describe_limits(self) -> Iterator[str]:
-        """Columns of which fewer than `MANY_ROWS` rows can reach `MAX_MAGNITUDE`, where sums stop."""
+        """Columns of which fewer than `MANY_ROWS` rows can reach `MAX_MAGNITUDE`, where sums stop. Squares are
+        counted in steps of which none do.
+        """
         for what, name in self.noises:
-            if what not in ("sum", "square"):
+            if what != "sum":
                 continue
             most = max(1, *map(abs, self.query.columns[name].term_range(what)))
             if MAX_MAGNITUDE // most < MANY_ROWS:
-                squares = " of squares" if what == "square" else ""
                 yield (
-                    f"sums{squares} of {name} stop at {MAX_MAGNITUDE // most:,} rows at an end of the bounds, and then there is "
+                    f"sums of {name} stop at {MAX_MAGNITUDE // most:,} rows at an end of the bounds, and then there is "
                     f"no value; a coarser step gives room for more"
                 )
 

@@ -3,20 +3,23 @@ its *moments*.
 
     rows      number of rows                          units     number of units
     values    number of values of a column            sum       sum of (x - c) over its values x, in grid steps
-    square    sum of ((x - c)^2 - h) over them, h half of the largest square
+    square    sum of (r((x - c)^2) - h) over them, r rounded to k and counted in k, h half of the largest
 
-c is the middle of the declared bounds, so that one row moves a moment half as far; it is 0 for a
+k is 1, or so coarse that no table's squares add up to 2^62 (`dpflow.core.contract.squares`). c is the
+middle of the declared bounds, so that one row moves a moment half as far; it is 0 for a
 column of which only the sum is asked while the number of its values is not released anyway. Where a
 column declares what a missing value is, its values are as many as the rows, and ``rows`` is their
 number: nobody pays for it twice. With n, s and q the noisy number, sum and square of a column's
 values, all post-processing of noisy integers:
 
-    sum = s + c n     mean = c + s/n     variance = q/n + h - (s/n)^2     standard deviation = its root
+    sum = s + c n     mean = c + s/n     variance = k (q/n + h) - (s/n)^2     standard deviation = its root
 
 where the interval of n excludes 0, else there is no value; the mean clamped to the bounds and the variance (divided by n, not
 n - 1) to what bounded values can have.
 Errors are half-widths, given half-widths (tails) of the moments, and bound the noise for whatever rows:
 |S/N - s/n| <= (|S - s| + |s/n| |N - n|)/N with N >= n minus its tail, and the same for q; |m^2 - M^2| <= |m - M| (2|m| + |m - M|).
+To a half-width of a mean or variance comes what rounding moves one value or square by at most, where values are
+computed or squares are coarse.
 """
 
 from __future__ import annotations
@@ -36,6 +39,7 @@ from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.results import NOT_NEGATIVE, ValueRange
 from dpflow.core.contract.sensitivity import GroupedSensitivity, Sensitivity
+from dpflow.core.contract.squares import Square
 from dpflow.core.contract.strict_models import Exact
 
 Floats = NDArray[np.float64]
@@ -165,7 +169,7 @@ class Query:
         # the sum weighs twice the distance of the mean from the centre, for which a quarter of the
         # reach stands
         return {
-            ("square", name): 1,
+            ("square", name): grid.square.step,
             ("sum", name): grid.reach / 2,
             # Of three values or two the half is 0, and the number of values still divides.
             self.count_moment(name): max(grid.half, 1),
@@ -184,9 +188,7 @@ class Query:
         moments, bounds = self.moments, self.table.bounds_for(self.by)
         sums = tuple((name, grid.centre) for name, grid in self.columns.items())
         squares = tuple(
-            (name, g.centre, g.half)
-            for name, g in self.columns.items()
-            if ("square", name) in moments
+            grid.square for name, grid in self.columns.items() if ("square", name) in moments
         )
         # A unit counts once, so its further rows need not be read.
         if moments == (("units", ""),):
@@ -205,6 +207,17 @@ class Query:
         """Its half-width in its own unit; that of a mean or variance in a group of the declared
         size.
         """
+        rounding = 0.0
+        if measure.column is not None and measure.shrinks:
+            grid = self.columns[measure.column]
+            rounding = grid.rounding * grid.step
+            if measure.measure != "mean":
+                spread = grid.spread_rounding((grid.high - grid.low) ** 2 / 4)
+                rounding = (grid.square_rounding + spread) * grid.step**2
+        return self.noise_error(measure, tails) + rounding
+
+    def noise_error(self, measure: Measure, tails: Tails) -> float:
+        """The same without what rounding adds, whatever the noise is."""
         if not measure.shrinks:
             step = (
                 1.0
@@ -218,7 +231,7 @@ class Query:
         grid, n = self.columns[measure.column], np.array([float(measure.size)])
         edge = np.array([float(grid.reach)])
         of_mean, of_square = grid.ratio_errors(
-            n, edge, np.array([float(grid.half)]), self._column_moments(measure.column, tails)
+            n, edge, np.array([grid.half]), self._column_moments(measure.column, tails)
         )
         error, power = (
             (of_mean, 1)
@@ -301,33 +314,54 @@ class Query:
 class CentredColumn:
     """A bounded column in grid steps, around its centre."""
 
+    name: str
     low: int
     high: int
     centre: int
     step: float
+    rounding: float  #: of a value before it is added up, in steps: known of computed columns
 
     @classmethod
     def from_declaration(cls, table: Table, name: str, centred: bool) -> CentredColumn:
         """The declared column; around 0 unless centred."""
         column = table.bounded_column(name)
         low, high = column.grid_bounds()
-        return cls(low, high, (low + high) // 2 if centred else 0, float(column.step))
+        centre = (low + high) // 2 if centred else 0
+        # Computed in doubles: a little more than half a step.
+        rounding = 0.5 + 2.0**-20 if column.is_rounded else 0.0
+        return cls(name, low, high, centre, float(column.step), rounding)
 
     @property
     def reach(self) -> int:
         """The largest distance from the centre."""
         return max(self.high - self.centre, self.centre - self.low, 1)
 
+    @cached_property
+    def square(self) -> Square:
+        """How squares are added up."""
+        return Square.fit(self.name, self.centre, self.reach)
+
     @property
-    def half(self) -> int:
-        """Half of the largest square."""
-        return self.reach**2 // 2
+    def half(self) -> float:
+        """Half of the largest square, rounded."""
+        return float(self.square.half * self.square.step)
+
+    @property
+    def square_rounding(self) -> float:
+        """How far the mean square may be from that of squares which are not rounded."""
+        return float(self.square.rounding_error(self.reach))
+
+    def spread_rounding(self, variance: Any) -> Any:
+        """How far rounding the values moves a variance of at most so much: its root by no more than it
+        moves one of them.
+        """
+        return self.rounding * (2 * np.sqrt(variance) + self.rounding)
 
     def term_range(self, what: str) -> tuple[int, int]:
         """The least and the largest term of a sum or square."""
         if what == "sum":
             return self.low - self.centre, self.high - self.centre
-        return -self.half, self.reach**2 - self.half
+        return self.square.term_range(self.low, self.high)
 
     def read_groups(
         self, measure: Measure, noisy: Mapping[str, NDArray[np.int64]], tails: Mapping[str, float]
@@ -336,17 +370,21 @@ class CentredColumn:
         # A noisy number of values may be zero or below: such a group gets no value in the end.
         n = np.maximum(noisy["n"], 1).astype(np.float64)
         mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
-        square = noisy["square"] / n if "square" in noisy else np.zeros_like(n)
+        square = (
+            noisy["square"] / n * float(self.square.step) if "square" in noisy else np.zeros_like(n)
+        )
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
             # A double near bounds that are far from 0 may be a few steps from what it stands for.
-            rounding = (np.abs(mean) + abs(self.centre)) * _ROUNDING
+            rounding = (np.abs(mean) + abs(self.centre)) * _ROUNDING + self.rounding
             error = np.minimum(of_mean + rounding, np.maximum(self.high - self.low, rounding))
             return (mean + self.centre) * self.step, error * self.step
         most = (self.high - self.low) ** 2 / 4  # the largest variance of bounded values (Popoviciu)
         variance = np.clip(square + self.half - mean**2, 0.0, most)
         rounding = (np.abs(square) + self.half + mean**2 + most) * _ROUNDING
-        error = np.minimum(_variance_error(mean, of_mean, of_square) + rounding, most)
+        error = _variance_error(mean, of_mean, of_square) + rounding + self.square_rounding
+        error += self.spread_rounding(np.minimum(variance + error, most))
+        error = np.minimum(error, most)
         if measure.measure == "variance":
             return variance * self.step**2, error * self.step**2
         root = np.sqrt(variance)
@@ -358,7 +396,9 @@ class CentredColumn:
     def ratio_errors(
         self, n: Floats, mean: Floats, square: Floats, tails: Mapping[str, float]
     ) -> tuple[Floats, Floats]:
-        """Half-widths of sum/n and square/n; infinite in a group that may be empty."""
+        """Half-widths of sum/n and square/n, in steps and their squares; infinite in a group that may be
+        empty.
+        """
         slack = tails["n"]
         surely = n - slack
 
@@ -367,7 +407,10 @@ class CentredColumn:
                 surely > 0, (tail + np.abs(ratio) * slack) / np.maximum(surely, 1e-9), np.inf
             )
 
-        return ratio_error(mean, tails["sum"]), ratio_error(square, tails.get("square", 0.0))
+        return (
+            ratio_error(mean, tails["sum"]),
+            ratio_error(square, tails.get("square", 0.0) * self.square.step),
+        )
 
 
 def _variance_error(mean: Floats, of_mean: Floats, of_square: Floats) -> Floats:

@@ -36,6 +36,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.squares import MAX_TERM
 from dpflow.core.contract.strict_models import Exact, parse_exact
 from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.errors import PlanRefused
@@ -366,10 +367,20 @@ def scale_excesses(checks: Sequence[RowCheck], table: Table) -> tuple[dict[str, 
 
     Each is written with integers first, then stretched by a whole number to about the same
     sensitivity, which loses at most one part in `SCALE_STEPS`.
+
+    Raises:
+        PlanRefused: a sum could reach 2^62 steps, where it stops, and nobody would see that it did.
     """
     whole, reaches = {}, {}
     for check in checks:
         query = query_check(check, table)
+        for name, grid in query.columns.items():
+            farthest = max(map(abs, grid.term_range("sum")))
+            if farthest > MAX_TERM:
+                raise PlanRefused(
+                    f"check {check.name!r}: a sum of {name} may stop at 2^62 steps, and a verdict on it would be wrong; take a "
+                    f"step of at least {float(table.bounded_column(name).step * farthest / MAX_TERM):.3g}, or tighter bounds"
+                )
         excess = make_excess(check, query)
         denominator = lcm(
             excess.constant.denominator, *(f.denominator for f in excess.coefficients.values())

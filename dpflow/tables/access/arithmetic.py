@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import ClassVar, NoReturn
 
+from dpflow.core.contract.squares import Square
 from dpflow.errors import PlanRefused
 
 #: More rows than a table, a view or a group of one can have.
@@ -405,6 +406,20 @@ def choose(whens: Sequence[tuple[str, Whole]], otherwise: Whole | None = None) -
     if otherwise is not None:
         texts += f" ELSE {otherwise._in(kind).sql}"
     return Whole(dialect, f"(CASE{texts} END)", low, high, kind)
+
+
+def round_bits(value: Whole, bits: int) -> Whole:
+    """What is not negative without its lowest bits, rounded half up."""
+    return (value + (1 << bits >> 1)) >> bits if bits else value
+
+
+def round_square(steps: Whole, square: Square) -> Whole:
+    """`Square.round_square` of a value in grid steps."""
+    away = steps - square.centre
+    if square.drop:
+        near = round_bits(abs(away), square.drop)
+        away = near.to(near.dialect.type_of(near.low, near.high))
+    return round_bits(away.square(), square.shift)
 
 
 def clamp_text(value: str, low: str, high: str) -> str:

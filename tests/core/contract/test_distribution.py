@@ -160,3 +160,9 @@ def test_decimals_of_many_digits_are_written_whole() -> None:
     edge = "123456789012345678.12345678901234567891"
     found = Distribution.from_rows([(edge, 0.1, 0.0)], Fraction(1, 10**20))
     assert found.quantile(0.5).low == edge
+
+
+def test_a_quantile_without_a_grid_has_few_digits() -> None:
+    """No more than its interval leaves, and inside of it."""
+    third = Distribution.from_rows([("0.0", 0.4, 0.01), ("1.0", 0.7, 0.01)], None).quantile(0.5)
+    assert third.value == 0.33 and third.low == 0.0 and third.high is not None

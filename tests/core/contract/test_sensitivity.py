@@ -21,6 +21,7 @@ from dpflow.core.contract.requests import (
     UnitSizes,
 )
 from dpflow.core.contract.sensitivity import GroupedSensitivity, Sensitivity
+from dpflow.core.contract.squares import Square
 from dpflow.testing.generated_tables import generate_declarations, tiny_rows
 from dpflow.testing.neighbours import possible_units, reference_answer
 
@@ -130,7 +131,7 @@ def requests_of(table: Table) -> list[tuple[Any, Any]]:
     keys = table.public_keys("kind")
     x = ("amount", 3)
     grouped = [
-        GroupedSums("kind", keys, kind[0], kind[1], (x,), (("amount", 3, 4),), kind[2]),
+        GroupedSums("kind", keys, kind[0], kind[1], (x,), (Square("amount", 3, 4),), kind[2]),
         GroupedSums("word", None, word[0], word[1], (x,), rows=word[2]),
         GroupedSums(None, None, 1, table.contribution_bounds.rows, (x,)),
     ]

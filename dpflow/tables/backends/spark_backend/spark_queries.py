@@ -26,7 +26,7 @@ from dpflow.core.contract.requests import (
     row_limit,
 )
 from dpflow.errors import PlanRefused, TableUnreadable
-from dpflow.tables.access.arithmetic import MAX_ROWS, SPARK, choose, coalesce, least
+from dpflow.tables.access.arithmetic import MAX_ROWS, SPARK, choose, coalesce, least, round_square
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.contract import require_blocks
@@ -414,12 +414,12 @@ def _list_summed_columns(
         declared = reading.table.bounded_column(name)
         outputs.append(f"{write_grid_steps(reading.column(name), declared)} AS v{len(columns)}")
         columns.append(SummedColumn(f"v{len(columns)}", *declared.grid_bounds(), centre))
-    for name, centre, half in request.squares:
-        declared = reading.table.bounded_column(name)
-        away = write_grid_steps(reading.column(name), declared) - centre
-        largest = max((end - centre) ** 2 for end in declared.grid_bounds())
-        outputs.append(f"{away.square()} AS v{len(columns)}")
-        columns.append(SummedColumn(f"v{len(columns)}", 0, largest, half))
+    for square in request.squares:
+        declared = reading.table.bounded_column(square.name)
+        steps = write_grid_steps(reading.column(square.name), declared)
+        largest = max(map(square.round_square, declared.grid_bounds()))
+        outputs.append(f"{round_square(steps, square)} AS v{len(columns)}")
+        columns.append(SummedColumn(f"v{len(columns)}", 0, largest, square.half))
     for column in columns:
         column.check_magnitude(request.rows_per_group)
     # Refuses what the bounded sums could not hold.

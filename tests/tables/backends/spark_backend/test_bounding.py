@@ -21,6 +21,7 @@ from spark_servers import declare_source
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, Records, SortedValues
+from dpflow.core.contract.squares import Square
 from dpflow.errors import PlanRefused
 from dpflow.tables.backends.spark_backend import hash_bounding
 from dpflow.tables.private import PrivateTable
@@ -53,7 +54,7 @@ def draw_rows(count: int, seed: int) -> list[tuple[str | None, ...]]:
 def requests(groups: int, rows: int) -> list[Any]:
     values = (("v", 3), ("d", 18270))
     return [
-        GroupedSums("k", KEYS, groups, rows, values, (("v", 1, 2),)),
+        GroupedSums("k", KEYS, groups, rows, values, (Square("v", 1, 2),)),
         GroupedSums("k", None, groups, rows, values),
         GroupedSums(None, None, 1, rows, values),
         SortedValues("v", rows, "k", KEYS, groups),

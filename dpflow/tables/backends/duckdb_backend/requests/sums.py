@@ -14,7 +14,7 @@ from dpflow.core.contract.requests import (
     row_limit,
 )
 from dpflow.tables.access import sql
-from dpflow.tables.access.arithmetic import DUCKDB
+from dpflow.tables.access.arithmetic import DUCKDB, round_square
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BITS, NumberedColumn
@@ -47,13 +47,12 @@ def truncate_request(
         declared = reading.table.bounded_column(name)
         outputs.append(f"{sql.write_grid_steps(reading.column(name), declared)} AS v{i}")
         values.append(Value(*declared.grid_bounds(), centre, declared.missing == "skip"))
-    for name, centre, half in request.squares:
-        declared = reading.table.bounded_column(name)
-        # Squares of distances from the centre: on the grid, and small where values are near it.
-        away = sql.write_grid_steps(reading.column(name), declared) - centre
-        outputs.append(f"{away.square()} AS v{len(values)}")
-        largest = max((end - centre) ** 2 for end in declared.grid_bounds())
-        values.append(Value(0, largest, half, declared.missing == "skip"))
+    for square in request.squares:
+        declared = reading.table.bounded_column(square.name)
+        steps = sql.write_grid_steps(reading.column(square.name), declared)
+        outputs.append(f"{round_square(steps, square)} AS v{len(values)}")
+        largest = max(map(square.round_square, declared.grid_bounds()))
+        values.append(Value(0, largest, square.half, declared.missing == "skip"))
     if request.by is None:
         rows = reading.select_rows(outputs)
         return Truncation(

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import GroupedSums, SortedValues
+from dpflow.core.contract.squares import Square
 from dpflow.errors import TableUnreadable
 from dpflow.tables.access import sandbox
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch, sort_bounding, sorted_runs
@@ -425,7 +426,7 @@ def test_cells_do_not_depend_on_how_they_are_summed(
     columns = {"k": {}, "v": {"lower": 0, "upper": 10}}
     table = make(f"CREATE TABLE data AS {BOUND.format(keys=40, units=60)}", columns=columns)
     requests = [GroupedSums("k", keys, 2, 2, (("v", 3),)) for keys in (None, ("key3", "key4"))]
-    requests.append(GroupedSums(None, None, 1, 5, (("v", 3),), (("v", 3, 5),)))
+    requests.append(GroupedSums(None, None, 1, 5, (("v", 3),), (Square("v", 3, 5),)))
     expected = [answer_fingerprint(table.answer(request, ())) for request in requests]
     if form == "sorted":  # the total over 60 units is summed by their numbers
         monkeypatch.setattr(PackedRows, "_sums_fit", lambda self: False)
@@ -464,7 +465,7 @@ def test_many_values_and_wide_units_add_up(make: Any, unit: str) -> None:
     )
     sums = tuple((name, 3) for name in names)
     for request in (
-        GroupedSums(None, None, 1, 99, sums, (("v0", 3, 5),)),
+        GroupedSums(None, None, 1, 99, sums, (Square("v0", 3, 5),)),
         GroupedSums("k", ("k0", "k1", "k2"), 3, 99, sums),
     ):
         with pytest.MonkeyPatch.context() as patch:
@@ -533,7 +534,7 @@ def test_both_forms_agree(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         private = PrivateTable(made.declaration.model_copy(update={"columns": columns}))
         for request in (
             GroupedSums("k", None, 99, 99, (("v", 3),)),
-            GroupedSums("k", ("x3", "x1", "none"), 99, 99, (("v", 3),), (("v", 3, 2),)),
+            GroupedSums("k", ("x3", "x1", "none"), 99, 99, (("v", 3),), (Square("v", 3, 2),)),
             GroupedSums("small", None, 99, 99),
             SortedValues("v", 999),
         ):

@@ -26,6 +26,7 @@ from cached_tables import (
 )
 
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.squares import Square
 from dpflow.errors import NotSealed
 from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
 from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
@@ -195,7 +196,7 @@ def test_room_is_made_for_the_largest_entry(table: PrivateTable) -> None:
     """No entry is larger than what was reserved for it before its rows were read."""
     table = again(table, cached_partials="sealed")
     odd = GroupedSums(
-        "k", ("a", "\U0001f600" * 50, '"', "x\x01"), 9, 9, (("v", 3),), (("v", 3, 5),)
+        "k", ("a", "\U0001f600" * 50, '"', "x\x01"), 9, 9, (("v", 3),), (Square("v", 3, 5),)
     )
     for request in (*(one for one in REQUESTS if one.by != "n"), *CUT, odd):
         before = set(folder(table).iterdir()) if folder(table).exists() else set()

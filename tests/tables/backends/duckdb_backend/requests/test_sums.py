@@ -10,6 +10,7 @@ import pytest
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import GroupedSums, Groups
+from dpflow.core.contract.squares import Square
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.requests import sums
@@ -273,7 +274,9 @@ def test_squares_around_a_centre(make: Any) -> None:
         columns={"v": {"lower": 0, "upper": 9}},
     )
     for rows in (2, 3, 1500):
-        groups = private.answer(GroupedSums(None, None, 1, rows, (("v", 4),), (("v", 4, 12),)), ())
+        groups = private.answer(
+            GroupedSums(None, None, 1, rows, (("v", 4),), (Square("v", 4, 12),)), ()
+        )
         assert groups.squares["v"].tolist() == [(9 - 12) + (25 - 12) + (0 - 12) + (25 - 12)]
         assert groups.sums["v"].tolist() == [-3 + 5 + 0 + 5]
 
@@ -284,7 +287,7 @@ def test_squares_that_would_not_fit_are_refused(make: Any) -> None:
         "CREATE TABLE data AS SELECT 1 AS u, 1 AS v", columns={"v": {"lower": 0, "upper": 2**40}}
     )
     with pytest.raises(PlanRefused, match=r"2\^62"):
-        private.check_request(GroupedSums(None, None, 1, 1, (("v", 0),), (("v", 0, 5),)))
+        private.check_request(GroupedSums(None, None, 1, 1, (("v", 0),), (Square("v", 0, 5),)))
 
 
 def test_values_without_bounds_are_refused(make: Any) -> None:
