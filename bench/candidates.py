@@ -33,7 +33,7 @@ from dpflow.registry import Registry
 ROWS, CANDIDATES = 3_183, 1_000
 #: Milliseconds of a table's candidate in a batch, and seconds of opening a gate on `UNITS`.
 TABLE_MS, OPEN_SECONDS, UNITS = 5, 5, 10**6
-#: As measured on two quiet cores: reading a table takes 2.1 of them, the answer's transaction 1.5.
+#: As measured on two quiet cores: reading a table takes 2.1 of them.
 TABLE_MS_REACHED = 6
 TABLES_HEADER = ("gate", "all", "reading it", "ledger's transaction")
 #: Rows, features, groups and the kind of model.

@@ -328,6 +328,7 @@ class Ledger(BudgetLedger):
         failure: str = "",
         rows: LedgerState | None = None,
         public_verdict: bool = False,
+        tell: Sequence[AnswerRecord] = (),
     ) -> AnswerRecord | None:
         """Store an answer and the state it leads to, in one transaction.
 
@@ -335,6 +336,7 @@ class Ledger(BudgetLedger):
             principal: who asked; whoever opened the session if left out.
             rows: those of the `SessionRecord` that `ask` returned, which are not proved again.
             public_verdict: also do as `tell_verdict` does.
+            tell: earlier answers of the session, whose verdicts this transaction tells, whatever it returns.
 
         Returns:
             The stored answer: an earlier one if the same query was answered before. None if another answer
@@ -344,6 +346,8 @@ class Ledger(BudgetLedger):
             SessionClosed: no answer is left.
         """
         with self._begin_writing(former=rows) as writer:
+            for earlier in tell:
+                sessions.tell_verdict(writer, session_id, earlier, principal)
             record = sessions.store_answer(
                 writer,
                 session_id,

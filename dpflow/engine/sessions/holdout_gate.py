@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
@@ -377,13 +377,23 @@ def judge_all(
     nothing, so a retry goes the same way.
     """
     # Also for no submission: what is declared is charged, as plans and checks count it.
-    open_sessions = [sessions[0]()]
     verdicts: list[dict[str, Any]] = []
-    with read_tables_together(open_sessions[0], submissions):
+    # A verdict that moves an alias or becomes a tag is told before it does.
+    acts = promoter is not None or any(submission.get("model") for submission in submissions)
+    with ExitStack() as stack:
+
+        def open_session(opening: Callable[[], Session]) -> Session:
+            session = opening()
+            if not acts:
+                stack.enter_context(session.tell_behind())
+            return session
+
+        open_sessions = [open_session(sessions[0])]
+        stack.enter_context(read_tables_together(open_sessions[0], submissions))
         for submission in submissions:
             for number, opening in enumerate(sessions):
                 if number == len(open_sessions):
-                    open_sessions.append(opening())
+                    open_sessions.append(open_session(opening))
                 verdict = judge_one(open_sessions[number], submission, promoter)
                 if verdict["verdict"] != "exhausted":
                     break

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import cached_property, partial
 from pathlib import Path
@@ -49,7 +50,14 @@ from dpflow.engine.sessions.candidate import (
 )
 from dpflow.engine.sessions.score_readers import ScoreReaders
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, PluginError, SessionClosed
+from dpflow.errors import (
+    DpflowError,
+    InvalidDeclaration,
+    InvalidInput,
+    PlanRefused,
+    PluginError,
+    SessionClosed,
+)
 from dpflow.ledger import AnswerRecord, Ledger, SessionRecord
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
@@ -59,6 +67,12 @@ Q = TypeVar("Q", EstimatorQuery, Submission)
 
 _ROWS = "rows"  #: in a session's state: the keyed name of the rows of its first answer
 _ENGINE_STATE = (nested_release.STATE, _ROWS)
+
+
+class _Batch(threading.local):
+    """Of one thread: answers whose verdicts wait for the next one; None where none has to."""
+
+    untold: list[AnswerRecord] | None = None
 
 
 def charge_session(
@@ -122,6 +136,7 @@ class Session:
         self._plan, self._ledger, self._registry = plan, ledger, registry
         # Rows in memory are those of one answer at a time.
         self._answering = threading.RLock()
+        self._batch = _Batch()
         self._private = SnapshotTable(plan.table, plan.request.where)
         self._readers = ScoreReaders(plan, registry, self._private, self._partition_secret)
 
@@ -356,7 +371,7 @@ class Session:
         self, name: str, answer: Callable[[SessionRecord, list[str]], tuple[Verdict, State]]
     ) -> dict[str, Any]:
         """The stored answer of a query, or a new one, stored with the state it leads to before it
-        is seen. A gate's verdict is told, too, also when it dies in between and is asked again.
+        is seen. A gate's verdict is told behind it, also when it dies in between and is asked again.
         """
         is_gate = isinstance(self._plan.mechanism, Gate)
         while True:
@@ -372,6 +387,7 @@ class Session:
             failures: list[str] = []
             with self._answering:
                 verdict, state = answer(session, failures)
+            untold = self._batch.untold if is_gate else None
             record = self._ledger.answer(
                 self.id,
                 query=name,
@@ -382,12 +398,36 @@ class Session:
                 principal=self._principal,
                 failure="; ".join(failures),
                 rows=session.rows,
-                public_verdict=is_gate,
+                public_verdict=is_gate and untold is None,
+                tell=untold or (),
             )
+            if untold is not None:
+                untold[:] = [] if record is None else [record]
             if record is not None:
                 return dict(record.answer)
             # somebody else's answer advanced the state first: ours was never seen, so draw again
             # from theirs
+
+    @contextmanager
+    def tell_behind(self) -> Iterator[None]:
+        """Until it ends, tell each new verdict in the transaction of the next answer, and the last one at the end: a
+        transaction of its own costs half of the answer's. For verdicts that nobody acts on before the end.
+        """
+        self._batch.untold = []
+        try:
+            yield
+        except BaseException:
+            # What ended it says more than a ledger out of reach; who asks again tells what was stored.
+            with suppress(DpflowError):
+                self._end_batch()
+            raise
+        else:
+            self._end_batch()
+
+    def _end_batch(self) -> None:
+        untold, self._batch.untold = self._batch.untold, None
+        for record in untold or ():
+            self._ledger.tell_verdict(self.id, record.query, principal=self._principal)
 
     @errors_end_here
     def remaining(self) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -163,7 +164,10 @@ class Connection:
     ) -> None:
         self._raw, self._what, self._queries, self._file = raw, what, queries, file
         self._found: dict[tuple[str, bool], Relation] = {}
-        self._rewriter = row_wise_views.ViewRewriter(self, PRIVATE)
+
+    @cached_property
+    def _rewriter(self) -> row_wise_views.ViewRewriter:
+        return row_wise_views.ViewRewriter(self, PRIVATE)
 
     def open_session(self, what: str) -> Connection:
         """Another session of the open file, with temporary tables of its own."""

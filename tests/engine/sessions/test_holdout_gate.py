@@ -20,7 +20,7 @@ from dpflow.engine.sessions.holdout_gate import (
     judge_all,
     require_metrics,
 )
-from dpflow.errors import InvalidInput, PlanRefused, SessionClosed
+from dpflow.errors import InvalidInput, LedgerUnavailable, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.tables.access.declarations import load_table
@@ -495,3 +495,64 @@ def test_a_gate_that_died_before_it_told_tells_when_asked_again(
     assert judge(open_gate(tiny, ledger), wrong(0))["verdict"] == stored.answer["verdict"]
     assert [body["verdict"] for body in told(ledger)] == [stored.answer["verdict"]]
     assert len(ledger.answers(session.id)) == 1 and ledger.verify().ok
+
+
+def test_a_batch_tells_each_verdict_behind_the_next_answer(tiny: Tiny, ledger: Ledger) -> None:
+    """Once, the last one at its end; a repeated candidate tells what waits, and a second batch nothing."""
+    session = open_gate(tiny, ledger)
+    batch = [HONEST, wrong(0), wrong(0), HONEST | {"claim": "17"}]
+    for _ in range(2):
+        judge_all([lambda: session], batch)
+    answers = [record.answer for record in ledger.answers(session.id)]
+    assert told(ledger) == [
+        {"version": n, "verdict": answer["verdict"], "failures_left": answer["failures_left"]}
+        for n, answer in enumerate(answers, 1)
+    ]
+    kinds = [entry.kind for entry in ledger.stream_history()]
+    assert [kind for kind in kinds if kind in ("answer", "verdict")] == [
+        *("answer", "verdict", "answer"),
+        *("verdict", "verdict", "answer")[1:],
+        "verdict",
+    ]
+    assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidInput("a candidate")])
+@pytest.mark.parametrize("within_reach", [True, False])
+def test_a_batch_that_ends_early_tells_what_waits(
+    tiny: Tiny, ledger: Ledger, error: BaseException, within_reach: bool
+) -> None:
+    """Before its error leaves, which a ledger out of reach does not replace; then a second batch tells."""
+    session = open_gate(tiny, ledger)
+
+    def fail_second(session: Session, submission: Any, promoter: Any) -> dict[str, Any]:
+        if submission != HONEST:
+            assert told(ledger) == []
+            raise error
+        return judge(session, submission, promoter)
+
+    def fail_telling(*_: Any, **__: Any) -> None:
+        raise LedgerUnavailable("of the test")
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(type(error)):
+        if not within_reach:
+            patch.setattr(Ledger, "tell_verdict", fail_telling)
+        judge_all([lambda: session], [HONEST, wrong(0)], judge_one=fail_second)
+    assert len(told(ledger)) == within_reach
+    judge_all([lambda: session], [HONEST])
+    assert len(told(ledger)) == 1 and ledger.verify().ok
+    # Outside a batch nothing waits.
+    judge(session, wrong(0))
+    assert len(told(ledger)) == 2
+
+
+def test_a_verdict_that_becomes_a_tag_is_told_before(tiny: Tiny, ledger: Ledger) -> None:
+    """Where a candidate of the batch is a registered model, whose tag would say what the history does not."""
+    session = open_gate(tiny, ledger)
+
+    def look(session: Session, submission: Any, promoter: Any) -> dict[str, Any]:
+        verdict = judge(session, HONEST, promoter)
+        assert len(told(ledger)) == 1
+        return verdict
+
+    judge_all([lambda: session], [{**HONEST, "model": "models:/m/1"}], judge_one=look)

@@ -10,7 +10,7 @@ import pytest
 from audit_program import run_audit
 from forked_programs import run_forked
 
-from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import sessions
 from dpflow.ledger.history import chain
@@ -29,6 +29,27 @@ else:
     answer = {"verdict": sys.argv[3], "failures_left": 2, "score": 0.5}
     told = {"rows": held.rows, "public_verdict": True}
     ledger.answer(name, query="q", expected_version=held.version, state={}, answer=answer, **told)
+"""
+
+
+BATCH = """
+import sys
+from dpflow import fault_points
+from dpflow.ledger import Ledger
+ledger = Ledger(sys.argv[1], anchor=sys.argv[2])
+name, armed, behind = ledger.releases()[0].release_id, fault_points.armed, []
+for query, word in (("q", "no"), ("r", sys.argv[3])):
+    held = ledger.ask(name, query)
+    if hasattr(held, "answer"):
+        ledger.tell_verdict(name, query)
+        continue
+    # Dies in the second one.
+    fault_points.armed = armed if behind else ""
+    answer = {"verdict": word, "failures_left": 2, "score": 0.5}
+    more = {"rows": held.rows, "tell": behind}
+    behind = [ledger.answer(name, query=query, expected_version=held.version, state={}, answer=answer, **more)]
+for record in behind:
+    ledger.tell_verdict(name, record.query)
 """
 
 
@@ -100,6 +121,46 @@ def test_a_killed_look_tells_what_was_given(
         assert run_forked(ANSWER, *arguments, "second") == 0
     assert [body["verdict"] for body in told(ledger)] == [WORD if given else "second"]
     assert ledger.verify().ok
+
+
+@pytest.mark.parametrize(
+    ("point", "first", "second"),
+    [
+        ("session.before-commit", [], "again"),
+        ("session.after-commit", ["no"], WORD),
+        ("verdict.before-commit", ["no"], WORD),
+    ],
+)
+def test_a_killed_batch_tells_what_was_given(
+    ledger: Ledger, place: Any, gate: str, point: str, first: list[str], second: str
+) -> None:
+    """The first verdict is told in one transaction with the second answer, whose own word is in no file before."""
+    arguments = (place.target, str(place.anchor))
+    assert run_forked(BATCH, *arguments, WORD, fault=point) == KILLED
+    if point.startswith("session") and "://" not in place.target:
+        files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
+        assert not [p for p in files if WORD.encode() in p.read_bytes()]
+    assert [body["verdict"] for body in told(ledger)] == first
+    for _ in range(2):
+        assert run_forked(BATCH, *arguments, "again") == 0
+    assert [body["verdict"] for body in told(ledger)] == ["no", second]
+    assert ledger.verify().ok
+
+
+def test_a_verdict_is_told_whatever_becomes_of_the_next_answer(ledger: Ledger, gate: str) -> None:
+    """Also where another answer was faster; not where the session is closed, which stores nothing."""
+    terms: dict[str, Any] = {"state": {}, "answer": {"verdict": "yes"}}
+    record = ledger.answer(gate, query="q0", expected_version=0, **terms)
+    assert record is not None
+    assert ledger.answer(gate, query="q1", expected_version=0, tell=[record], **terms) is None
+    assert [body["version"] for body in told(ledger)] == [1]
+    last = ledger.answer(gate, query="q1", expected_version=1, closed=True, tell=[record], **terms)
+    assert last is not None and len(told(ledger)) == 1
+    with pytest.raises(SessionClosed):
+        ledger.answer(gate, query="q2", expected_version=2, tell=[last], **terms)
+    assert len(told(ledger)) == 1
+    assert ledger.answer(gate, query="q0", expected_version=2, tell=[last], **terms) == record
+    assert [body["version"] for body in told(ledger)] == [1, 2] and ledger.verify().ok
 
 
 @pytest.mark.parametrize(
