@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access import file_list, kept_sources, sandbox
 
 NUMBERS = itertools.count()
 
@@ -125,6 +125,9 @@ def shared_sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     if request.node.get_closest_marker("own_session") is None:
         monkeypatch.setattr(sandbox, "start_session", SHARED.start_session)
         monkeypatch.setattr(sandbox, "lock_session", SHARED.lock_session)
+        monkeypatch.setattr(
+            kept_sources, "open_file_again", lambda *named: sandbox.open_file(*named)
+        )
 
 
 SESSIONS, OPENED = ExitStack(), dict[Any, Any]()

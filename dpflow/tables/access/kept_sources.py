@@ -1,13 +1,121 @@
-"""DuckDB files that stay open between the steps of one question: its plan, its checks, and its releases."""
+"""DuckDB files that stay open between the steps of one question: its plan, its checks, and its releases.
+
+Between two questions the file is closed and DuckDB is kept, which takes 20 times as long to start as to open a
+file. Nothing of a question stays in it: tables of ours are those of a connection that is closed, the file is
+detached, and the folder to spill into is removed.
+"""
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, suppress
 from contextvars import ContextVar
 from pathlib import Path
+from typing import Any
+
+import duckdb
 
 from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access.spill import spill_folder
+
+
+class _FileSession:
+    """DuckDB that may open one file and its log, and nothing else, from its start on. A view whose SQL somebody
+    answers for could read them as files, too.
+    """
+
+    def __init__(self, database: Path, what: str) -> None:
+        self._database, self._is_closed = database, False
+        self.name = _name_session(database)
+        # Made for its name, and once more for each question.
+        with spill_folder(database.parent) as self._spill:
+            self._raw = sandbox.start_duckdb(self._spill, what)
+        sandbox.lock_session(self._raw, what, sandbox.list_names(database))
+
+    def is_usable(self) -> bool:
+        """Whether its folder can be made again."""
+        return os.access(self._spill.parent, os.W_OK | os.X_OK) and not self._spill.exists()
+
+    @contextmanager
+    def open(self, what: str) -> Iterator[sandbox.Connection]:
+        """As `sandbox.open_file`. Nothing is kept of a question that fails, nor of one that leaves a spilled file."""
+        session = self._raw.cursor()
+
+        def detach() -> None:
+            session.close()
+            try:
+                self._raw.execute(f"DETACH {sandbox.PRIVATE}")
+            except duckdb.Error:
+                # Then the file is closed with all else, if it was opened.
+                self.close()
+
+        try:
+            with spill_folder(again=self._spill):
+                with sandbox.attach(session, self._database, what, detach) as connection:
+                    yield connection
+                has_rest = bool(os.listdir(self._spill))
+        except BaseException:
+            self.close()
+            raise
+        if has_rest:
+            self.close()
+        if self._is_closed:
+            return
+        _IDLE.append(self)
+        while len(_IDLE) > _MAX_IDLE:
+            _close_oldest()
+
+    def close(self) -> None:
+        """End it, for good."""
+        self._is_closed = True
+        self._raw.close()
+
+
+#: Those that nobody uses, the newest last.
+_IDLE: list[_FileSession] = []
+_MAX_IDLE = 4
+
+
+@contextmanager
+def open_file_again(database: Path, what: str) -> Iterator[sandbox.Connection]:
+    """As `sandbox.open_file`, in a DuckDB that an earlier question about this file left, if there is one."""
+    sandbox.require_file(database, what)
+    session = _take_idle(_name_session(database)) or _FileSession(database.absolute(), what)
+    with session.open(what) as connection:
+        yield connection
+
+
+def _take_idle(name: tuple[list[str], str]) -> _FileSession | None:
+    for session in [session for session in _IDLE if session.name == name]:
+        # Another thread may be faster.
+        with suppress(ValueError):
+            _IDLE.remove(session)
+            if session.is_usable():
+                return session
+            session.close()
+    return None
+
+
+def _name_session(database: Path) -> tuple[list[str], str]:
+    """What a session may open and how much memory it may take: none can be told otherwise later."""
+    return sandbox.list_names(database), sandbox.memory_limit()
+
+
+def _close_oldest() -> None:
+    with suppress(IndexError):
+        _IDLE.pop(0).close()
+
+
+def _close_idle() -> None:
+    while _IDLE:
+        _close_oldest()
+
+
+# A child has none of DuckDB's threads, and would wait for them.
+os.register_at_fork(before=_close_idle)
+atexit.register(_close_idle)
 
 
 class _KeptSources:
@@ -22,13 +130,20 @@ class _KeptSources:
         identity = sandbox.file_identity(database, what)
         known, connection = self._open.get(database, (None, None))
         if connection is None or known != identity:
-            connection = self._stack.enter_context(sandbox.open_file(database, what))
+            connection = self._stack.enter_context(open_file_again(database, what))
             self._open[database] = identity, connection
         return connection.open_session(what)
 
     def close(self) -> None:
         self._open.clear()
         self._stack.close()
+
+    def __enter__(self) -> _KeptSources:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._open.clear()
+        self._stack.__exit__(*error)
 
 
 _KEPT: ContextVar[_KeptSources | None] = ContextVar("kept_sources", default=None)
@@ -42,7 +157,7 @@ def keep_sources_open() -> Iterator[None]:
     if _KEPT.get() is not None:
         yield
         return
-    with closing(_KeptSources()) as kept:
+    with _KeptSources() as kept:
         token = _KEPT.set(kept)
         try:
             yield

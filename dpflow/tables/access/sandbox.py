@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -399,26 +399,41 @@ def open_file(database: Path, what: str) -> Iterator[Connection]:
         TableUnreadable: no such file, or not a DuckDB file.
         TableBusy: another process is still writing it after `MAX_WAIT` seconds.
     """
-    _require_file(database, what)
-    with query_thread() as queries, start_session(database.absolute().parent, what) as raw:
-        file = None
+    require_file(database, what)
+    with (
+        start_session(database.absolute().parent, what) as raw,
+        # Attached first: nothing can be opened afterwards.
+        attach(raw, database, what, raw.close) as connection,
+    ):
+        lock_session(raw, what)
+        yield connection
+
+
+@contextmanager
+def attach(
+    raw: duckdb.DuckDBPyConnection, database: Path, what: str, detach: Callable[[], None]
+) -> Iterator[Connection]:
+    """The file, attached read-only as `PRIVATE` to a session. ``detach`` ends DuckDB's use of it. Raises as
+    `open_file`.
+    """
+    file = None
+    with query_thread() as queries:
         try:
             # Attaching says what is wrong.
             with suppress(OSError):
                 file = os.open(database, os.O_RDONLY | os.O_CLOEXEC)
-            connection = Connection(raw, what, queries, file)
-            # Attached first: nothing can be opened afterwards.
             _attach_file(raw, database, what)
-            lock_session(raw, what)
             # Blocks are read through this handle, so it must be the file that DuckDB has open.
             if file is not None and not os.path.samestat(os.fstat(file), database.stat()):
                 raise TableBusy(f"{what} was exchanged while it was opened; try again")
-            yield connection
+            yield Connection(raw, what, queries, file)
         finally:
-            raw.close()
-            if file is not None:
-                # After DuckDB's handle: closing any of them ends this process's locks.
-                os.close(file)
+            try:
+                detach()
+            finally:
+                if file is not None:
+                    # After DuckDB's handle: closing any of them ends this process's locks.
+                    os.close(file)
 
 
 @contextmanager
@@ -430,14 +445,14 @@ def open_files(
     All of them may be opened until it ends, by their views, too: so whoever reads an analyst's file reads no view
     (`Connection.is_table`).
     """
-    beside, ends = databases[0].absolute().parent, ("", ".wal")
+    beside = databases[0].absolute().parent
     # Other threads of DuckDB's would only wait for each other: each of these tables is small.
     with query_thread() as queries, start_session(beside, what, threads=1) as raw:
-        lock_session(raw, what, [str(path.absolute()) + end for path in databases for end in ends])
+        lock_session(raw, what, [name for path in databases for name in list_names(path)])
 
         @contextmanager
         def open_next(database: Path, what: str) -> Iterator[Connection]:
-            _require_file(database, what)
+            require_file(database, what)
             _attach_file(raw, database, what)
             try:
                 yield Connection(raw, what, queries)
@@ -447,7 +462,8 @@ def open_files(
         yield open_next
 
 
-def _require_file(database: Path, what: str) -> None:
+def require_file(database: Path, what: str) -> None:
+    """Raises `TableUnreadable` if there is no file."""
     if not database.is_file():
         raise TableUnreadable(
             f"{what}: there is no file {database}; correct the declaration's database, or load the data"
@@ -459,15 +475,21 @@ def start_session(
     beside: Path | None, what: str, **settings: int
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """DuckDB in memory, with a folder to spill into (`spill_folder`)."""
-    with spill_folder(beside) as spill:
-        raw = duckdb.connect(":memory:", config=session_settings(spill) | settings)
-        try:
-            # Days and texts of timestamps must not depend on where the process runs.
-            scrub_errors(lambda: raw.execute("SET GLOBAL TimeZone = 'UTC'"), what)
-            scrub_errors(lambda: hide_progress_bar(raw), what)
-            yield raw
-        finally:
-            raw.close()
+    with spill_folder(beside) as spill, closing(start_duckdb(spill, what, **settings)) as raw:
+        yield raw
+
+
+def start_duckdb(spill: Path, what: str, **settings: int) -> duckdb.DuckDBPyConnection:
+    """DuckDB in memory that spills into a folder."""
+    raw = duckdb.connect(":memory:", config=session_settings(spill) | settings)
+    try:
+        # Days and texts of timestamps must not depend on where the process runs.
+        scrub_errors(lambda: raw.execute("SET GLOBAL TimeZone = 'UTC'"), what)
+        scrub_errors(lambda: hide_progress_bar(raw), what)
+    except BaseException:
+        raw.close()
+        raise
+    return raw
 
 
 def lock_session(raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str] = ()) -> None:
@@ -476,6 +498,13 @@ def lock_session(raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str]
     statements = [f"SET allowed_paths = [{texts}]"] if paths else []
     statements += ["SET enable_external_access = false", "SET lock_configuration = true"]
     scrub_errors(lambda: raw.execute("; ".join(statements)), what)
+
+
+def list_names(database: Path) -> list[str]:
+    """What DuckDB calls a file and its log when it opens the file by this path."""
+    # Links are followed for the log alone, and it stands before what could be a URL's query.
+    names = dict.fromkeys([str(database.absolute()), os.path.realpath(database)])
+    return [*names, *(re.sub(r"(?=\?)|$", ".wal", name, count=1) for name in names)]
 
 
 def query_thread() -> ThreadPoolExecutor:

@@ -20,15 +20,17 @@ PREFIX = ".dpflow-spill-"
 
 
 @contextmanager
-def spill_folder(beside: Path | None = None) -> Iterator[Path]:
+def spill_folder(beside: Path | None = None, *, again: Path | None = None) -> Iterator[Path]:
     """An empty folder with the rights 0700, removed with everything in it at the end.
 
     Args:
         beside: the folder of the private file. The system's folder for temporary files takes its place
             if this process may not write there, or if there is no file.
+        again: an earlier folder of this process, which is made again under its name. Raises `OSError` where it
+            is there.
     """
     place = beside if beside is not None and os.access(beside, os.W_OK | os.X_OK) else None
-    folder, lock = _make_folder(place or Path(tempfile.gettempdir()))
+    folder, lock = _make_folder(place or Path(tempfile.gettempdir()), again)
     try:
         yield folder
     finally:
@@ -51,11 +53,13 @@ def remove_abandoned(place: Path) -> None:
                         os.close(lock)
 
 
-def _make_folder(place: Path) -> tuple[Path, int]:
+def _make_folder(place: Path, again: Path | None) -> tuple[Path, int]:
     """A new folder, and the descriptor that holds its lock until the process ends."""
-    remove_abandoned(place)
+    remove_abandoned(place if again is None else again.parent)
     while True:
-        folder = Path(tempfile.mkdtemp(dir=place, prefix=PREFIX))
+        if again is not None:
+            again.mkdir(0o700)
+        folder = again or Path(tempfile.mkdtemp(dir=place, prefix=PREFIX))
         # Another process may take it for an abandoned one before it is locked; then it is gone.
         with suppress(FileNotFoundError):
             lock = _open_folder(folder)

@@ -170,6 +170,19 @@ def test_tables_of_a_batch_are_read_by_one_duckdb(
         assert read_predictions(**places[1]).digest == alone[1]
 
 
+@pytest.mark.own_session
+def test_tables_of_a_batch_are_read_through_links_and_odd_names(tiny: Tiny) -> None:
+    """Whose logs DuckDB looks for under other names."""
+    files = [tiny.folder / "said.duckdb", tiny.folder / "a? '[b].duckdb", tiny.folder / "link"]
+    for number, file in enumerate(files[:2]):
+        with duckdb.connect(str(file)) as connection:
+            connection.execute(f"CREATE TABLE said AS SELECT 'r1' AS visit, {number} AS prediction")
+    files[2].symlink_to(files[1])
+    with read_together(files):
+        read = [read_predictions(file, "said", "visit").predictions.tolist() for file in files]
+    assert read == [[0], [1], [1]]
+
+
 @pytest.mark.parametrize("end", ["", ".wal"])
 def test_a_private_file_in_a_batch_is_refused_before_a_charge(
     tiny: Tiny, gate: Session, end: str
