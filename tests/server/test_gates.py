@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
 import json
 import logging
@@ -11,7 +12,7 @@ import os
 import pickle
 import socket
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -192,28 +193,34 @@ class Bomb:
         return os.system, ("touch /tmp/dpflow-bomb",)
 
 
-def zipped(content: bytes, size: int = 0) -> bytes:
+def zipped(content: bytes, copies: int = 0) -> bytes:
+    """An archive of a schema, and of so many names of one member that unpacks to 256 MiB."""
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("schema.json", content)
-        for n in range(size):
-            archive.writestr(f"{n}.npy", bytes(2**28))
+        if copies:
+            archive.writestr("0.npy", bytes(2**28))
+        for n in range(1, copies):
+            member = copy.copy(archive.filelist[-1])
+            member.filename = f"{n}.npy"
+            archive.filelist.append(member)
     return file.getvalue()
 
 
 FORK = {"__class__": "fork", "__module__": "os", "__loader__": "FunctionNode", "__id__": 1}
 FORK |= {"content": {"module_path": "os", "function": "fork"}}
-ATTACKS = {
-    "pickle": pickle.dumps(Bomb()),
-    "zip bomb": zipped(b"{}", size=5),
-    "bomb of a schema": zipped(b"[" * 10_000_000),
-    "fork bomb": zipped(json.dumps(FORK).encode()),
-    "no zip": b"PK\x03\x04" + bytes(100),
-    "nothing": b"",
-    "half": GOOD[: len(GOOD) // 2],
-    "other features": bytes(skops.io.dumps(LogisticRegression().fit([[0], [1]], [0, 1]))),
-    "no estimator": bytes(skops.io.dumps({"a": 1})),
-    "nothing that predicts": bytes(skops.io.dumps(StandardScaler().fit([[0, 1], [1, 0]]))),
+#: Made when they are sent: to pack a bomb takes a CPU second.
+ATTACKS: dict[str, Callable[[], bytes]] = {
+    "pickle": lambda: pickle.dumps(Bomb()),
+    "zip bomb": lambda: zipped(b"{}", copies=5),
+    "bomb of a schema": lambda: zipped(b"[" * 10_000_000),
+    "fork bomb": lambda: zipped(json.dumps(FORK).encode()),
+    "no zip": lambda: b"PK\x03\x04" + bytes(100),
+    "nothing": lambda: b"",
+    "half": lambda: GOOD[: len(GOOD) // 2],
+    "other features": lambda: bytes(skops.io.dumps(LogisticRegression().fit([[0], [1]], [0, 1]))),
+    "no estimator": lambda: bytes(skops.io.dumps({"a": 1})),
+    "nothing that predicts": lambda: bytes(skops.io.dumps(StandardScaler().fit([[0, 1], [1, 0]]))),
 }
 
 
@@ -221,7 +228,7 @@ ATTACKS = {
 def test_a_file_that_is_no_model_charges_nothing(asked: Any, name: str) -> None:
     world, client = asked
     before = client.get("/v1/remaining").json()
-    answer = settle(client, DOOR, send(ATTACKS[name]))
+    answer = settle(client, DOOR, send(ATTACKS[name]()))
     assert (answer.status_code, answer.json()["error"]) == (422, "invalid_input"), answer.text
     assert not answer.json()["retryable"] and "dpflow-candidate" not in answer.text
     assert client.get("/v1/remaining").json() == before and not Path("/tmp/dpflow-bomb").exists()
@@ -231,7 +238,7 @@ def test_a_file_that_is_no_model_charges_nothing(asked: Any, name: str) -> None:
 def test_no_file_runs_code_or_fills_memory_here(name: str, tmp_path: Path) -> None:
     """The same check beside the ledger, where no process is between: each is refused as no model."""
     with pytest.raises(InvalidInput):
-        candidates.load_bytes("m", ("a", "b"), "m.skops", ATTACKS[name])
+        candidates.load_bytes("m", ("a", "b"), "m.skops", ATTACKS[name]())
     assert not Path("/tmp/dpflow-bomb").exists()
 
 
