@@ -21,6 +21,9 @@ if "DPFLOW_TEST_STATE" not in os.environ:
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
 
 if "PYTEST_XDIST_WORKER" in os.environ:
+    # It asks every module that is there for the names of its functions: half a CPU second first, three last.
+    with contextlib.suppress(ModuleNotFoundError):
+        import skops.io  # noqa: F401
     # A worker is a program without a file, which Spark's client takes for its own doctests.
     from dpflow.extras import name_main_file
 

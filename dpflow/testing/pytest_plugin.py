@@ -16,10 +16,11 @@ from dpflow.testing.scripted_sources import ScriptedSource
 #: Checks that take seconds an example: black-box audits and enumerations.
 LONG = (": guarantee_survives_audit [", ": guarantee_holds_exactly [")
 #: Checks of which `slow_audits` leaves a sample, and which part of their effort it takes: those of generated tables,
-#: black-box audits, error bounds, and replays of the same random words.
+#: enumerations, black-box audits, error bounds, and replays of the same random words.
 SAMPLES = {
     **{rule.__name__: 1 / 64 for rule in GENERATED},
     "randomness_is_the_source": 1 / 4,
+    "guarantee_holds_exactly": 1 / 4,
     "guarantee_survives_audit": 1 / 16,
     "error_bound_holds": 1 / 8,
 }
@@ -39,7 +40,7 @@ def parametrize_with_checks(
         slow_audits: give all audits and all enumerations but one of each mechanism the mark ``slow``, which the project
             must register. Mechanisms take turns in which of their examples stays, and a sample of it does. Of the
             generated tables a sample stays: those with the most telling declarations. An eighth of the draws stays that
-            hold an error bound, and a quarter of the replays.
+            hold an error bound, and a quarter of the replays and of what an enumeration may take.
         slow: names of rules whose checks all get this mark.
     """
     cases = []

@@ -46,6 +46,7 @@ def test_a_reference_names_something(name: str, exists: bool) -> None:
     assert references._exists(name, DOTTED, LAST) is exists
 
 
+@pytest.mark.slow  # `make lint` does the same
 def test_nothing_in_the_repository_is_stale() -> None:
     assert list(references.find_stale()) == []
 

@@ -158,19 +158,19 @@ class WrongProof(StatesMoves):
 
 def test_half_of_the_noise_is_caught_in_each_part_and_in_no_whole_run() -> None:
     """A unit tells of one part in eight, or of two: whole runs at half noise keep epsilon."""
-    sound, weak = (audit_parts(GroupByGroup(), [EXAMPLE], 2, factor) for factor in (1, 2))
+    sound, weak = (audit_parts(GroupByGroup(), [EXAMPLE], 0.5, factor) for factor in (1, 2))
     assert sound and sound.passed and sound.share == pytest.approx(1)
     assert weak and not weak.passed and weak.share == pytest.approx(2) and weak.power >= 0.99
-    audit = audit_mechanism(GroupByGroup(), [EXAMPLE], 6)
+    audit = audit_mechanism(GroupByGroup(), [EXAMPLE], 2)
     assert (audit.method, audit.weakened, audit.refuted) == ("parts", 2, False)
     assert audit.share <= 0.26 and audit.power >= 0.99
 
 
 @pytest.mark.parametrize("broken", [HalfOfEachNoise, StatesTooMuch])
 def test_a_part_beyond_its_cost_and_a_part_too_many_are_refuted(broken: type[Count]) -> None:
-    found = audit_parts(broken(), [EXAMPLE], 2)
+    found = audit_parts(broken(), [EXAMPLE], 0.5)
     assert found and not found.passed and found.power >= 0.99
-    assert audit_mechanism(broken(), [EXAMPLE], 6).refuted
+    assert audit_mechanism(broken(), [EXAMPLE], 2).refuted
 
 
 @pytest.mark.parametrize(
@@ -185,9 +185,9 @@ def test_a_statement_that_does_not_fit_what_is_drawn_is_refuted(broken: type[Cou
 def test_numbers_that_no_part_states_count_against_the_last_or_end_the_audit() -> None:
     """What is drawn without a statement belongs to the part before it; before the first there is none."""
     table = TABLE.model_copy(update={"neighbours": "replace"})
-    hidden = audit_parts(StatesOnePart(), [replace(EXAMPLE, table=table)], 2)
+    hidden = audit_parts(StatesOnePart(), [replace(EXAMPLE, table=table)], 0.5)
     assert hidden and not hidden.passed and hidden.share == pytest.approx(2)
-    assert audit_parts(CountsEarly(), [EXAMPLE], 2) is None
+    assert audit_parts(CountsEarly(), [EXAMPLE], 0.5) is None
     # One pair of neighbours that tells early is enough.
     replaced = replace(EXAMPLE, table=table)
     assert audit_parts(CountsAnotherEarly(), [EXAMPLE], 0.5) is not None
@@ -234,7 +234,7 @@ def test_noise_for_less_than_the_proof_allows_is_caught_where_no_table_shows_it(
     registry = Registry.load()
     mechanism = registry.find_mechanism("predict_linear")
     examples = read_examples(registry.collect_examples("predict_linear"))[:1]
-    sound, weak = (audit_parts(mechanism, examples, 1, factor) for factor in (1, 2))
+    sound, weak = (audit_parts(mechanism, examples, 0.5, factor) for factor in (1, 2))
     assert sound and sound.passed and sound.share == 1
     assert weak and not weak.passed and weak.share == 2 and weak.power >= 0.99
 
