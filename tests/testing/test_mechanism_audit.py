@@ -100,14 +100,14 @@ def test_power_is_near_one_for_half_the_noise_and_nothing_for_all_of_it() -> Non
 
 
 def test_a_tight_mechanism_measures_all_and_is_caught_at_half_its_noise() -> None:
-    found = audit_mechanism(Count(), seconds=2)
+    found = audit_mechanism(Count(), seconds=0.5)
     assert found.verdict == "not refuted" and found.method == "exact"
     assert found.share > 0.99 and found.weakened == 2 and found.power == 1
     assert all(low <= high + 1e-6 for (_, low), (_, high) in zip(found.measured, found.stated))
 
 
 def test_a_broken_mechanism_is_refuted() -> None:
-    found = audit_mechanism(TooLittleNoise(), seconds=8)
+    found = audit_mechanism(TooLittleNoise(), seconds=2)
     assert found.verdict == "refuted" and found.measured_epsilon > found.epsilon
 
 
@@ -143,7 +143,7 @@ def test_what_only_generated_tables_show_is_refuted_and_never_signed(
 def test_an_audit_says_what_it_covered() -> None:
     """Values by property; what it did not try is not among them."""
     with spend_effort(5):
-        found = audit_mechanism(Count(), seconds=2)
+        found = audit_mechanism(Count(), seconds=1)
     assert found.coverage["neighbours"] == ["add-remove", "replace"]
     assert found.coverage["keys"] == ["public"]
     assert found.coverage["rows_per_group"] == ["1", "above 1"]
@@ -153,7 +153,7 @@ def test_an_audit_says_what_it_covered() -> None:
 
 def test_a_session_is_tried_at_other_epsilons() -> None:
     """One whose noise is too small at small epsilons alone is refuted; the sound one is not."""
-    with spend_effort(1 / 4):
+    with spend_effort(1 / 8):
         sound, broken = (
             _sweep_epsilons(session, examples_for(session)[:1])
             for session in (AboveThreshold(), LessNoiseAtSmallEpsilon())
@@ -172,7 +172,7 @@ class Constant(Count):
 def test_an_audit_that_sees_no_weaker_noise_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """The control of power: noise alone is never refuted, however weak it is."""
     monkeypatch.setattr(count, "discrete_laplace", REAL["discrete_laplace"], raising=False)
-    found = audit_mechanism(Constant(), tiny_examples(Constant())[:1], seconds=4)
+    found = audit_mechanism(Constant(), tiny_examples(Constant())[:1], seconds=1)
     assert found.verdict == "no power" and found.weakened is None and found.power == 0
 
 
@@ -190,7 +190,7 @@ def test_every_mechanism_has_examples_for_its_audit() -> None:
 def test_the_command_writes_json_and_a_page_that_loads_nothing(tmp_path: Path) -> None:
     page = tmp_path / "count.html"
     done = CliRunner().invoke(
-        app, ["audit", "count", "--seconds", "2", "--html", str(page), "--json"]
+        app, ["audit", "count", "--seconds", "0.5", "--html", str(page), "--json"]
     )
     assert done.exit_code == 0, done.output
     (found,) = json.loads(done.stdout)
@@ -204,4 +204,4 @@ def test_a_page_escapes_what_it_shows() -> None:
     class Odd(Count):
         name = "<script>"
 
-    assert "<script>" not in render_page([audit_mechanism(Odd(), seconds=1)])
+    assert "<script>" not in render_page([audit_mechanism(Odd(), seconds=0.1)])
