@@ -17,6 +17,8 @@ import traceback
 from collections.abc import Mapping
 from pathlib import Path
 
+from dpflow import fault_points
+
 #: What runs of DAGs import, besides what these import. Providers are found by Airflow in the fork.
 MODULES = (
     "airflow.api_fastapi.execution_api.app",
@@ -85,6 +87,7 @@ def _run_here(
     os.environ.update(environment)
     sys.path[:0] = filter(None, environment.get("PYTHONPATH", "").split(os.pathsep))
     sys.argv[:] = ["-c", *arguments]
+    fault_points.armed = environment.get("DPFLOW_FAULT", "")  # it was read when dpflow was imported
     try:
         from airflow import settings
 

@@ -50,6 +50,12 @@ def run(day, run_id=None):
     seen.append({"run": done.run_id, "state": str(done.state), "tasks": states, "labels": labels})
 
 """
+MIGRATE = """
+from airflow import settings
+from airflow.utils.db import upgradedb
+upgradedb()
+settings.engine.dispose()  # the last connection takes the write-ahead log into the file, which is copied alone
+"""
 END = """
 Path(folder / "seen.json").write_text(json.dumps(seen))
 """
@@ -85,12 +91,19 @@ def start_airflow() -> AirflowProcess:
     return process
 
 
+@cache
+def _make_database() -> Path:
+    """Once a worker: several rooms import the fixture."""
+    home = tempfile.TemporaryDirectory()
+    atexit.register(home.cleanup)
+    start_airflow().run(MIGRATE, airflow_environment(Path(home.name)))
+    return Path(home.name) / "airflow.db"
+
+
 @pytest.fixture(scope="session")
-def airflow_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def airflow_database() -> Path:
     """An empty Airflow database. To make one takes several CPU seconds, to copy it none."""
-    home = tmp_path_factory.mktemp("airflow")
-    run_python(airflow_environment(home), "-m", "airflow", "db", "migrate")
-    return home / "airflow.db"
+    return _make_database()
 
 
 def run_dag(
@@ -99,11 +112,10 @@ def run_dag(
     dag_file: str,
     runs: str,
     output: list[str] | None = None,
-    new_process: bool = False,
     **more: str,
 ) -> list[dict[str, Any]]:
     """What the runs of a DAG ended as, on a copy of the database; what they wrote to streams is
-    added to ``output``. In a new process nothing is imported before the environment is set.
+    added to ``output``.
     """
     (tiny.folder / "d.py").write_text(dag_file)
     home = tiny.folder / "airflow"
@@ -112,10 +124,7 @@ def run_dag(
     connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
     environment = airflow_environment(home) | {"AIRFLOW_CONN_DPFLOW_LEDGER": json.dumps(connection)}
     program, environment = START + runs + END, environment | more
-    if new_process:
-        written = run_python(environment, "-c", program, str(tiny.folder))
-    else:
-        written = start_airflow().run(program, environment, str(tiny.folder))
+    written = start_airflow().run(program, environment, str(tiny.folder))
     if output is not None:
         output += written
     found: list[dict[str, Any]] = json.loads((tiny.folder / "seen.json").read_text())

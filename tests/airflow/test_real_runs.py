@@ -75,7 +75,6 @@ def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
         airflow_database,
         DAG_FILE,
         RUNS,
-        new_process=True,  # the fault is read when dpflow is imported
         DPFLOW_FAULT=f"draw.after:fail:{tiny.folder / 'fired'}",
     )
     states = [

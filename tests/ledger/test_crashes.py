@@ -406,9 +406,9 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
     completes.
     """
     codes = []
-    for n in range(40):
+    for n in range(20):
         # Pages have 8 KiB. The last limit: not even the anchor's mark.
-        limit = 200 if n == 39 else 3554 * n
+        limit = 200 if n == 19 else 2 * 3554 * n
 
         def cramped(limit: int = limit, n: int = n) -> Any:
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -419,7 +419,7 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
         kept = one_shot(on_disk, ask, n)
         assert code == 75 or shown == kept
     assert set(codes) == {0, 75}
-    assert books(on_disk) == (40, 40 * 10**6) and on_disk.verify().ok
+    assert books(on_disk) == (20, 20 * 10**6) and on_disk.verify().ok
 
 
 def test_a_page_of_budgets_keeps_no_fork_from_closing_files(on_disk, ask, tmp_path):

@@ -120,8 +120,7 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
                     .rows
                 )
             )
-            for pair in neighbours("add-remove", 1)
-            for rows in pair
+            for rows in {rows for pair in neighbours("add-remove", 1) for rows in pair}
         }
         ratios = (
             [math.log(law[a][x] / law[b][x]) for x in law[a]]

@@ -312,7 +312,10 @@ def labelled(rows: list[tuple[int, int]]) -> RecordArrays:
     return RecordArrays(np.arange(len(rows)), {"few": np.array(x), "late": np.array(y)})
 
 
-def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("tables", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_only_labels_behind_the_sample_are_read(
+    tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All labels of five rows over four values: flips in the sample change nothing, others cost
     epsilon; a changed feature of the sample would show, which is why features must be public.
     """
@@ -324,7 +327,7 @@ def test_only_labels_behind_the_sample_are_read(monkeypatch: pytest.MonkeyPatch)
     for rules in ("thresholds", "points"):
         params, _ = plan_mechanism(learner, table, given | {"rules": rules})
         rng = random.Random(10)
-        for _ in range(12):
+        for _ in range(tables):
             rows = [(rng.randrange(4), rng.randrange(2)) for _ in range(5)]
             for i, (x, y) in enumerate(rows):
                 other = [*rows[:i], (x, 1 - y), *rows[i + 1 :]]

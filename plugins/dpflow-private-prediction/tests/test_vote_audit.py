@@ -209,7 +209,8 @@ def test_the_harness_passes_what_is_right() -> None:
 )
 def test_a_broken_vote_is_caught(name: str, law: Any) -> None:
     """Each costs more than epsilon on some pair of tables of six rows."""
-    assert not audit_prediction(law, tables(6, 12), ALTERNATIVES, POINTS).keeps_epsilon(1.0), name
+    found = (audit_prediction(law, [table], ALTERNATIVES, POINTS) for table in tables(6, 12))
+    assert any(not one.keeps_epsilon(1.0) for one in found), name
 
 
 def test_a_released_probability_is_caught() -> None:

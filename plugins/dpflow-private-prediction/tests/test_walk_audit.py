@@ -56,8 +56,15 @@ def loop(steps: Any, clip: int) -> list[int]:
 # --- privacy ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("relation", "table"), [("replace", TABLE), ("add-remove", ADD_REMOVE)])
-@pytest.mark.parametrize("ties", [1, 3])
+@pytest.mark.parametrize(
+    ("relation", "table", "ties"),
+    [
+        ("replace", TABLE, 3),
+        ("add-remove", ADD_REMOVE, 1),
+        pytest.param("replace", TABLE, 1, marks=pytest.mark.slow),
+        pytest.param("add-remove", ADD_REMOVE, 3, marks=pytest.mark.slow),
+    ],
+)
 def test_exact_on_every_neighbour(
     monkeypatch: pytest.MonkeyPatch, relation: Any, table: Any, ties: int
 ) -> None:

@@ -92,10 +92,12 @@ def variants(value, sqlite):
     return found + ([b"\xff", 10**6 + 7] if sqlite else [])
 
 
+@pytest.mark.parametrize("part", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("table", schema.metadata.sorted_tables, ids=str)
-def test_any_change_of_any_cell_is_found(used, place, table):
+def test_any_change_of_any_cell_is_found(used, place, table, part):
     """Every cell of every row, changed to anything else the database takes, is found; so is every
-    row dropped or copied.
+    row dropped or copied. On PostgreSQL, whose rows are verified by the same code, cells take turns in a third of the
+    changes.
     """
     if table is schema.proposal:
         used.grant("s", 1, 0, table=None, filter="basic", approvals=2, principal="owner")
@@ -118,7 +120,8 @@ def test_any_change_of_any_cell_is_found(used, place, table):
         for row in rows:
             key = [row[names.index(name)] for name in primary]
             for n, column in enumerate(table.columns):
-                for value in variants(row[n], sqlite):
+                changes = variants(row[n], sqlite)
+                for value in changes if sqlite else changes[n % part :: part]:
                     if value == row[n]:
                         continue
                     try:
@@ -142,7 +145,7 @@ def test_any_change_of_any_cell_is_found(used, place, table):
                 f"DELETE FROM {table.name} WHERE {where}",
                 *[copy[names.index(k)] for k in primary],
             )
-    assert used.verify().ok and tries >= 4 * len(rows)
+    assert used.verify().ok and tries >= (4 if sqlite else 1) * len(rows)
 
 
 @pytest.mark.parametrize("number", range(1, 8))

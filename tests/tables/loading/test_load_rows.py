@@ -13,6 +13,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from forked_programs import ForkedProgram, run_forked
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
@@ -285,16 +286,20 @@ def test_a_killed_load_is_whole_or_absent(tmp_path: Path, point: str) -> None:
     """And the same command again ends with the same rows, once."""
     write(tmp_path, "visits.csv", GOOD)
     words = ["load", "visits.csv", "--columns", write_columns(VISITS)]
-    script = f"import sys; sys.argv = ['dpflow', *{words!r}]; from dpflow.cli import main; main()"
-    command = [sys.executable, "-c", script]
-    killed = subprocess.run(
-        command, cwd=tmp_path, env=os.environ | {"DPFLOW_FAULT": f"{point}:kill"}, check=False
-    )
-    assert killed.returncode == -9
+    script = f"""
+import os, sys
+os.chdir({str(tmp_path)!r})
+sys.argv = ["dpflow", *{words!r}]
+from dpflow.cli.commands import run_app
+try:
+    run_app()
+except SystemExit as end:
+    assert not end.code
+"""
+    assert run_forked(script, fault=point) == -9
     tables = rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()")
     assert tables == [(2 if "after" in point else 0,)]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    assert run_forked(script) == 0
     assert len(rows(tmp_path / "visits.duckdb")) == 3
 
 
@@ -305,16 +310,13 @@ import sys
 from pathlib import Path
 from dpflow.tables import CsvSource, load_rows
 source = CsvSource([Path(sys.argv[1])], {"person": "VARCHAR", "day": "INTEGER"})
-load_rows(source, Path("visits.duckdb"), "visits", by="day", blocks=[sys.argv[2]])
+load_rows(source, Path(sys.argv[3]), "visits", by="day", blocks=[sys.argv[2]])
 """
     running = []
     for day in map(str, range(6)):
         file = write(tmp_path, f"day{day}.csv", f"person,day\np1,{day}\n")
-        command = [sys.executable, "-c", program, str(file), day]
-        running.append(subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True))
-    for process in running:
-        _, errors = process.communicate(timeout=280)
-        assert process.returncode == 0, errors
+        running.append(ForkedProgram(program, str(file), day, str(tmp_path / "visits.duckdb")))
+    assert [process.wait()[0] for process in running] == [0] * 6
     assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM visits") == [(6,)]
 
 

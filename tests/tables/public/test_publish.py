@@ -11,6 +11,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from forked_programs import ForkedProgram
 
 from dpflow.core.contract.results import NO_INFORMATION, Result, Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
@@ -152,13 +153,8 @@ def test_published_ids_of_nothing(tmp_path: Path) -> None:
 def test_four_processes_publish_at_once(tmp_path: Path) -> None:
     """Four processes that publish their own and a shared release lose nothing and double nothing."""
     path = tmp_path / "out.duckdb"
-    command = [sys.executable, "-c", WRITE, str(path)]
-    running = [
-        subprocess.Popen([*command, str(i)], stderr=subprocess.PIPE, text=True) for i in range(4)
-    ]
-    for process in running:
-        _, errors = process.communicate(timeout=600)
-        assert process.returncode == 0, errors
+    running = [ForkedProgram(WRITE, str(path), str(i)) for i in range(4)]
+    assert [process.wait()[0] for process in running] == [0] * 4
     ids = [row[0] for row in content(path)]
     assert len(ids) == len(set(ids)) == 13
 
