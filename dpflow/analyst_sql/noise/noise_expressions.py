@@ -64,6 +64,11 @@ def number(value: int) -> Any:
     return exp.Literal.number(value)
 
 
+def brackets(expression: Any) -> Any:
+    """An expression in brackets, not copied: one of a tree is copied before."""
+    return exp.Paren(this=expression)
+
+
 def add_counts(parts: Iterable[Known]) -> Any:
     """How many numbers several operands need together."""
     total = None
@@ -77,7 +82,7 @@ def add_counts(parts: Iterable[Known]) -> Any:
 
 def choose(test: Any, value: Any, otherwise: Any = None) -> Any:
     """``CASE WHEN test THEN value ELSE otherwise END``."""
-    return exp.paren(exp.Case(ifs=[exp.If(this=test.copy(), true=value)], default=otherwise))
+    return brackets(exp.Case(ifs=[exp.If(this=test.copy(), true=value)], default=otherwise))
 
 
 def call(kind: type, parts: Sequence[Any]) -> Any:
@@ -93,7 +98,7 @@ def call_macro(name: str, parts: Sequence[Any]) -> Any:
 
 def is_bounded(part: Known) -> Any:
     """Whether a value has an interval."""
-    return exp.Not(this=exp.Is(this=exp.paren(part.low.copy()), expression=exp.Null()))
+    return exp.Not(this=exp.Is(this=brackets(part.low.copy()), expression=exp.Null()))
 
 
 def all_bounded(parts: Sequence[Known]) -> Any:
@@ -102,7 +107,7 @@ def all_bounded(parts: Sequence[Known]) -> Any:
     for part in parts:
         if part.noisy:
             test = exp.And(this=test, expression=is_bounded(part))
-    return exp.paren(test)
+    return brackets(test)
 
 
 Operand = tuple[Any, Known]
@@ -125,8 +130,8 @@ def rule_of(expression: Any, find: Find) -> Known | None:
 def _bounds(operand: Operand) -> tuple[Any, Any]:
     expression, noise = operand
     if not noise.noisy:
-        return exp.paren(expression.copy()), exp.paren(expression.copy())
-    return exp.paren(noise.low.copy()), exp.paren(noise.high.copy())
+        return brackets(expression.copy()), brackets(expression.copy())
+    return brackets(noise.low.copy()), brackets(noise.high.copy())
 
 
 def _read_operands(parts: Sequence[Any], find: Find) -> list[Operand] | None:
@@ -242,7 +247,7 @@ def _read_root(expression: Any, find: Find) -> Known | None:
             this=exp.GTE(this=end.copy(), expression=number(0)), true=exp.Sqrt(this=end.copy())
         )
         negative = exp.If(this=exp.LT(this=end.copy(), expression=number(0)), true=number(0))
-        return exp.paren(exp.Case(ifs=[positive, negative]))
+        return brackets(exp.Case(ifs=[positive, negative]))
 
     low, high = map(take_root, _bounds(operands[0]))
     return _make(operands, low, high)
@@ -292,7 +297,7 @@ def _read_coalesce(expression: Any, find: Find) -> Known | None:
     low, high = _bounds(operands[-1])
     for operand in reversed(operands[:-1]):
         own_low, own_high = _bounds(operand)
-        there = exp.Not(this=exp.Is(this=exp.paren(operand[0].copy()), expression=exp.Null()))
+        there = exp.Not(this=exp.Is(this=brackets(operand[0].copy()), expression=exp.Null()))
         # A released number that is NULL is missing, and its value is not noise.
         rest = (exp.Null(), exp.Null()) if operand[1].noisy else (low, high)
         low, high = choose(there, own_low, rest[0]), choose(there, own_high, rest[1])
@@ -337,7 +342,7 @@ def _read_case(expression: Any, find: Find) -> Known | None:
                 branch.set("true", end[side].copy())
             if default is not None:
                 new.set("false" if isinstance(new, exp.If) else "default", ends[-1][side].copy())
-            pair.append(exp.paren(new))
+            pair.append(brackets(new))
         return _make(operands, pair[0], pair[1], never_null=never_null)
     there = all_bounded([noise for _, noise in operands])
     lows, highs = zip(*map(_bounds, operands))

@@ -145,6 +145,8 @@ class _Runs:
         self._query, self._tables, self._rows = query, tables, rows
         self._keep_noisy, self._seconds = keep_noisy, seconds
         self._known: dict[int, list[list[Any]]] = {}
+        # Its text is one for all of them unless it has widths of sums.
+        self._text, self._has_sums = "", False
         self._shape: Shape | None = None
         self._released: ReleasedNoise | None = None
 
@@ -153,13 +155,15 @@ class _Runs:
         self._released = self._make_released(1)
         tree, self._shape = NoiseRules(self._released).apply(self._query.tree)
         if any(self._shape.list_ruled()):
-            self._known[1] = self._run(tree, 1)
+            self._text = write_sql(tree)
+            self._known[1] = self._run(self._text, 1)
         return self._shape
 
     def _make_released(self, together: int) -> ReleasedNoise:
         tables = self._tables
 
         def write_width(source: Source, count: Any) -> Any:
+            self._has_sums = True
             release, number = source
             return write_sum_width(tables[release].numbers[number][0], together, count)
 
@@ -171,11 +175,11 @@ class _Runs:
             self._keep_noisy,
         )
 
-    def _run(self, tree: Any, together: int) -> list[list[Any]]:
+    def _run(self, text: str, together: int) -> list[list[Any]]:
         find_ends = partial(find_span, together=together)
         tables = list_public(self._query.public)
         tables += [table.write_rows(find_ends) for table in self._tables]
-        rows = PROCESS.run(tables, write_sql(tree), self._seconds).rows
+        rows = PROCESS.run(tables, text, self._seconds).rows
         assert self._shape is not None
         width = len(self._shape.columns)
         # The columns beside values must change none of them, and no row's place.
@@ -187,8 +191,11 @@ class _Runs:
 
     def _rows_at(self, together: int) -> list[list[Any]]:
         if together not in self._known:
-            tree, _ = NoiseRules(self._make_released(together)).apply(self._query.tree)
-            self._known[together] = self._run(tree, together)
+            text = self._text
+            if self._has_sums:
+                tree, _ = NoiseRules(self._make_released(together)).apply(self._query.tree)
+                text = write_sql(tree)
+            self._known[together] = self._run(text, together)
         return self._known[together]
 
     def find_column(self, position: int) -> ColumnIntervals:

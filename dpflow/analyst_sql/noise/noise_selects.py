@@ -11,6 +11,7 @@ from dpflow.analyst_sql.noise.noise_expressions import (
     EXACT,
     Known,
     Source,
+    brackets,
     choose,
     combine,
     number,
@@ -105,12 +106,12 @@ class SelectRules(SelectSources):
                 low, high, count = one.low, one.high, one.count
                 if not one.noisy:
                     # Beside noisy values of another branch; a text has no bounds there.
-                    text = exp.cast(strip_alias(item).copy(), "VARCHAR")
+                    text = exp.cast(strip_alias(item).copy(), "VARCHAR", copy=False)
                     low = high = exp.TryCast(this=text, to=exp.DataType.build("DOUBLE"))
                     count = number(0)
                 for end, part in ((LOW, low), (HIGH, high), (COUNT, count)):
                     alias = exp.to_identifier(name + end, quoted=True)
-                    select.append("expressions", exp.alias_(part.copy(), alias))
+                    select.append("expressions", exp.alias_(part.copy(), alias, copy=False))
 
         return attach
 
@@ -352,7 +353,7 @@ class SelectRules(SelectSources):
                 width = exp.Div(this=exp.paren(width), expression=values.copy())
             test = exp.paren(exp.EQ(this=values, expression=bounded))
             low = choose(test, exp.Sub(this=part.copy(), expression=exp.paren(width)))
-            high = choose(test, exp.Add(this=part.copy(), expression=exp.paren(width.copy())))
+            high = choose(test, exp.Add(this=part.copy(), expression=brackets(width.copy())))
             return Known(True, noise.sources, low, high, number(1))
         test = exp.paren(exp.EQ(this=values, expression=bounded))
         low, high = (choose(test, wrap(type(inner), end)) for end in (noise.low, noise.high))

@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import call_macro
+from dpflow.analyst_sql.noise.noise_expressions import brackets, call_macro
 from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ReleasedColumns
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
@@ -317,7 +317,7 @@ def write_sum_width(first: Number, together: int, count: Any) -> Any:
     used = release.query.weights(measure)
     failure = FAILURE / (len(used) * together)
     total: Any = exp.Literal.number(0)
-    cells = exp.Mul(this=exp.paren(count.copy()), expression=_write_float(first.cells))
+    cells = exp.Mul(this=brackets(count.copy()), expression=_write_float(first.cells))
     for moment in used:
         scale = release.query.error_bound(measure, {one: float(one == moment) for one in used})
         tail = _write_tail(release.noises[moment], failure, exp.paren(cells))
