@@ -43,7 +43,7 @@ from dpflow.errors import BudgetExceeded, DpflowError, LedgerCorrupt
 from dpflow.ledger import GrantProposal, Ledger, ReleaseCharge, ReleaseKey, Reservation, Slot
 from dpflow.ledger.audit import migrations
 from dpflow.ledger.books import sessions
-from dpflow.ledger.books.records import path_of
+from dpflow.ledger.books.records import AnswerRecord, path_of
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
 
@@ -497,9 +497,9 @@ class Machine(RuleBasedStateMachine):
         if not isinstance(told, DpflowError):
             assert [batch["n"] for batch in told] == session.batches
         for query, number in session.answers.items():
-            answer = self.attempt(lambda query=query: self.ledger.stored_answer(name, query))
+            answer = self.attempt(lambda query=query: self.ledger.ask(name, query))
             if not isinstance(answer, DpflowError):
-                assert answer is not None and answer.answer["n"] == number
+                assert isinstance(answer, AnswerRecord) and answer.answer["n"] == number
             self.attempt(lambda query=query: self.ledger.tell_verdict(name, query))
 
     # --- the adversary --------------------------------------------------------------------------

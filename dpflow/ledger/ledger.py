@@ -433,11 +433,6 @@ class Ledger(BudgetLedger):
                 return stored
             return dataclasses.replace(self._make_session(state, session_id), rows=state)
 
-    def stored_answer(self, session_id: str, query: str) -> AnswerRecord | None:
-        """The answer this query got, or None. Raises `UnknownName` for an unknown session."""
-        with self._begin_reading() as state:
-            return sessions.stored_answer(self._cipher, state, session_id, query)
-
     def answers(self, session_id: str, after: int = 0) -> list[AnswerRecord]:
         """The answers of a session but for the first ``after``, in the order they were given. Raises
         `UnknownName`.

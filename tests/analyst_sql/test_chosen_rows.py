@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
+
+from dpflow.analyst_sql.noise import noise_intervals
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -100,3 +102,38 @@ def test_a_null_that_noise_made_may_have_been_a_number(world: World, name: str) 
     text = f"SELECT {name}(NULLIF(COUNT(*), 0), 0) AS c, {name}(COUNT(*), 0) AS d FROM visits"
     answer = world.ask(text, epsilon=1)
     assert [column.interval for column in answer.columns] == ["no interval", "stated"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "widths", "applied"),
+    [
+        ("SUM(n) AS total, SUM(n) + SUM(m) AS both", {1, 2}, 3),
+        ("SUM(n) AS total", {1}, 2),
+        ("MAX(n) - MIN(m) AS apart, MAX(n) AS top", set(), 2),
+    ],
+)
+def test_a_query_is_written_again_where_sums_have_other_widths(
+    world: World,
+    monkeypatch: pytest.MonkeyPatch,
+    columns: str,
+    widths: set[int],
+    applied: int,
+) -> None:
+    """For each count of numbers that hold together; else its text is one for all, as is that for the ranges."""
+    write_width, apply = noise_intervals.write_sum_width, noise_intervals.NoiseRules.apply
+    written, calls = set[int](), []
+
+    def note_width(first: Any, together: int, count: Any) -> Any:
+        written.add(together)
+        return write_width(first, together, count)
+
+    def note_call(rules: Any, tree: Any) -> Any:
+        calls.append(tree)
+        return apply(rules, tree)
+
+    monkeypatch.setattr(noise_intervals, "write_sum_width", note_width)
+    monkeypatch.setattr(noise_intervals.NoiseRules, "apply", note_call)
+    groups = GROUPS.replace("AS n", "AS n, COUNT_IF(cost > 10) AS m")
+    answer = world.ask(f"SELECT {columns} FROM ({groups})", epsilon=2)
+    assert {column.interval for column in answer.columns} == {"stated"}
+    assert written == widths and len(calls) == applied

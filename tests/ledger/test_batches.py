@@ -95,7 +95,7 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
             single, query=f"q{version}", expected_version=version, state={}, answer={"v": version}
         )
     assert [answer.answer["v"] for answer in ledger.answers(single)] == [0, 1, 2]
-    assert ledger.stored_answer(single, "q1") == ledger.answers(single)[1]
+    assert ledger.ask(single, "q1") == ledger.answers(single)[1]
 
     for change in (
         "UPDATE dpflow_answer SET answer = '{\"answers\":[7]}' WHERE session_id = '{}' AND version = 2",
@@ -106,7 +106,7 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
         lambda: ledger.batches(name),
         lambda: ledger.batches(name, 1),
         lambda: ledger.answers(single),
-        lambda: ledger.stored_answer(single, "q1"),
+        lambda: ledger.ask(single, "q1"),
         lambda: ledger.answer(single, query="q1", expected_version=3, state={}, answer={"v": 1}),
     ):
         with pytest.raises(
@@ -114,7 +114,7 @@ def test_what_was_stored_is_given_again_or_nothing(place: Place, ledger: Ledger,
         ):
             refused()
     assert ledger.batches(name, 2) == [{"answers": [2]}]
-    assert ledger.stored_answer(single, "q2") == AnswerRecord("q2", {"v": 2})
+    assert ledger.ask(single, "q2") == AnswerRecord("q2", {"v": 2})
 
     place.sql(f"DELETE FROM dpflow_answer WHERE session_id = '{name}' AND version = 2")
     with pytest.raises(LedgerCorrupt, match=f"a stored answer of session {name} is missing"):
@@ -128,10 +128,10 @@ def test_no_query_is_named_like_a_batch(ledger: Ledger, ask: Asks) -> None:
         with pytest.raises(InvalidInput, match="taken for a batch"):
             ledger.answer(name, query=query, expected_version=0, state={}, answer={"v": 1})
         with pytest.raises(InvalidInput, match="taken for a batch"):
-            ledger.stored_answer(name, query)
+            ledger.ask(name, query)
     ledger.answer_batch(name, {"a": 1}, expected_version=0, state={})
     for query in (f"{1:019d}", f"{1:021d}"):
-        assert ledger.stored_answer(name, query) is None
+        assert not isinstance(ledger.ask(name, query), AnswerRecord)
     assert ledger.batches(name) == [{"a": 1}] and ledger.verify().ok
 
 

@@ -53,7 +53,7 @@ def test_a_killed_answer_is_given_once(ledger, place, ask, point, winner):
     assert run_forked(ANSWER, *arguments, "first", fault=point) == KILLED
     assert run_forked(ANSWER, *arguments, "second") == 0
     (session,) = ledger.releases()
-    assert ledger.stored_answer(session.release_id, "q").answer == {"by": winner}
+    assert ledger.ask(session.release_id, "q").answer == {"by": winner}
     assert ledger.session(session.release_id).version == 1
     assert ask.spent(ledger) == {"": "0.5"} and ledger.verify().ok
 

@@ -318,7 +318,7 @@ def test_an_unknown_session_has_no_empty_list(ledger: Ledger) -> None:
     name = session(ledger)
     ledger.answer(name, query="q", expected_version=0, state={}, answer={"verdict": "yes"})
     mistyped = name[:-1] + ("0" if name[-1] != "0" else "1")
-    for read in (ledger.answers, ledger.batches, lambda at: ledger.stored_answer(at, "q")):
+    for read in (ledger.answers, ledger.batches, lambda at: ledger.ask(at, "q")):
         with pytest.raises(UnknownName, match=f"did you mean '{name}'"):
             read(mistyped)
     charged = reserve(ledger, key("another day"))

@@ -265,7 +265,7 @@ def test_an_odd_name_is_only_a_name(place, ask, name):
     ledger.answer_batch(gate.session_id, {name: 2}, expected_version=1, state={})
     ledger.resolve(gate.session_id, reason=name, principal=name)
     ledger.record("note", {name: name}, principal=name, scope=name)
-    assert ledger.stored_answer(gate.session_id, name).answer == {name: name}
+    assert ledger.ask(gate.session_id, name).answer == {name: name}
     assert ledger.batches(gate.session_id) == [{name: 2}]
     assert ask.reserve(
         ledger, name[:50], scope=name, task=name, run_identity=name, **odd

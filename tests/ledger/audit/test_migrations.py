@@ -89,7 +89,7 @@ def test_a_ledger_comes_to_the_next_version(
     assert ask.reserve(ledger, "pending", slot="run/1").attempt == 2
     held = ledger.session(session.release_id)
     assert held.version == 1 and held.state == {"left": 1}
-    assert ledger.stored_answer(held.session_id, "q1").answer == {"label": 3}
+    assert ledger.ask(held.session_id, "q1").answer == {"label": 3}
     more = {"expected_version": 1, "state": {"left": 0}, "answer": {"label": 4}}
     ledger.answer(held.session_id, query="q2", **more)
     with pytest.raises(SessionClosed, match="a gate session is open"):

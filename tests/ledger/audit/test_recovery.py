@@ -467,7 +467,7 @@ def test_keys_rotate(ledger, place, ask):
     for opened in (ledger, place.open()):
         assert settle(opened, ask, "one").result == {"rows": ["one"]}
         assert opened.session(held.session_id).state == {"left": 2}
-        assert opened.stored_answer(held.session_id, "q").answer == {"yes": True}
+        assert opened.ask(held.session_id, "q").answer == {"yes": True}
     assert ledger.verify().ok
     (place.anchor / "wrap").write_bytes(old)
     with pytest.raises(LedgerCorrupt, match="restore its file wrap"):

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from dpflow.errors import DpflowError, LedgerCorrupt, RetryConflict
+from dpflow.ledger.books.records import AnswerRecord
 from dpflow.ledger.history import state
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.storage import schema
@@ -169,7 +170,7 @@ def use(ledger: Any, ask: Any, round: int) -> None:
             state={},
             exclusive=True,
         )
-        assert gate.closed and ledger.stored_answer(gate.session_id, "q") is not None
+        assert gate.closed and isinstance(ledger.ask(gate.session_id, "q"), AnswerRecord)
     session = ledger.open_session(
         ask.key("session"), **ask.terms(slot="run/2"), state={}, exclusive=False
     )

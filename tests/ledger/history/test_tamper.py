@@ -268,7 +268,7 @@ def test_what_the_wrap_key_alone_can_write_is_not_believed(used, place, ask):
     with pytest.raises(LedgerCorrupt, match="is not the one its last answer left"):
         used.session(held.session_id)
     with pytest.raises(LedgerCorrupt, match="is not the one that was given"):
-        used.stored_answer(held.session_id, "one")
+        used.ask(held.session_id, "one")
     with pytest.raises(LedgerCorrupt, match="is not the one that was settled"):
         ask.reserve(used, "forged")
 
@@ -413,7 +413,7 @@ def test_a_ledger_moves_between_databases(used, ask, place, tmp_path, postgres):
     assert moved.verify().ok and ask.spent(moved) == {"": "0.3"}
     assert ask.reserve(moved, "done").result == {"value": 7}
     (gate,) = [r for r in moved.releases() if r.state == "closed"]
-    assert moved.stored_answer(gate.release_id, "q").answer == {"ok": True}
+    assert moved.ask(gate.release_id, "q").answer == {"ok": True}
     assert [a.query for a in moved.answers(gate.release_id)] == ["q"]
     with pytest.raises(SessionClosed, match="closed"):
         moved.answer(gate.release_id, query="r", expected_version=1, state={}, answer={})
