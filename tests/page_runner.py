@@ -2,10 +2,12 @@
 
 A fenced block is one of these, or the page's test fails:
 
-- a block with a ``title`` is written to the file of that name, and a Python one is run as well;
+- a block with a ``title`` is written to the file of that name, and a Python one is run as well, unless a later
+  ``$ python TITLE`` runs it;
 - a ``python`` block is run, names are shared down the page;
-- in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise),
-  and what ``dpflow`` prints may go to a file (``> FILE``). Lines below a command are what it prints, up to
+- in a ``console`` block each line after ``$`` is run and must succeed (``# exit 1`` at its end says otherwise).
+  What ``dpflow`` reads and prints may be files (``< FILE``, ``> FILE``), and a service runs on (``&``).
+  Lines below a command are what it prints, up to
   numbers, identifiers and white space; ``...`` stands for any others. `page_outputs` writes them;
 - a ``yaml`` or ``json`` block is read; ``text`` is what a person sees, and nothing is done with it;
 - a block after the comment ``<!-- not run: REASON -->`` is left alone.
@@ -19,8 +21,10 @@ import json
 import os
 import re
 import shlex
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
@@ -42,6 +46,8 @@ FENCE = re.compile(
 )
 #: Columns of a terminal that fit into a page.
 WIDTH = 110
+#: Services that a page started; they end with it.
+SERVICES: list[subprocess.Popen[bytes]] = []
 SHELL = ("cat", "cp", "echo", "head", "ls", "mkdir", "mv", "rm", "tail")
 
 
@@ -55,6 +61,7 @@ class Example:
     title: str | None
     text: str
     reason: str | None  # why it is not run
+    is_program: bool  # a later command runs it
 
     def __str__(self) -> str:
         return f"{self.page.name}:{self.line}"
@@ -73,7 +80,9 @@ def read_example(page: Path, text: str, match: re.Match[str]) -> Example:
     body = "".join(line[indent:] for line in match["body"].splitlines(keepends=True))
     title = re.search(r'title="([^"]+)"', match["options"])
     line = text.count("\n", 0, match.start("language")) + 1
-    return Example(page, line, match["language"], title and title[1], body, match["reason"])
+    name = title and title[1]
+    is_program = name is not None and f"$ python {name}" in text
+    return Example(page, line, match["language"], name, body, match["reason"], is_program)
 
 
 def run_page(page: Path, folder: Path) -> dict[str, Any]:
@@ -97,7 +106,8 @@ def run_example(example: Example, names: dict[str, Any]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(example.text, encoding="utf-8")
     if example.language == "python":
-        run_python(example, names)
+        if not example.is_program:
+            run_python(example, names)
     elif example.language == "console":
         for command in commands(example.text):
             # An audit says the same words after less work, which `tests/testing` looks at.
@@ -178,7 +188,16 @@ def run_command(command: str, status: int) -> str:
             name, _, value = assignment.partition("=")
             os.environ[name] = value
         return ""
-    if words[0] == "dpflow" and words[-2:-1] == [">"]:
+    if words[0] == "cd":
+        os.chdir(words[1])
+        return ""
+    if words[0] == "dpflow" and words[-1] == "&":
+        start_service(words[1:-1])
+        return ""
+    if words[0] == "dpflow" and words[-2:-1] == ["<"]:
+        with open(words[-1], encoding="utf-8") as file, patch.object(sys, "stdin", file):
+            found, output, errors = run_main(words[1:-2])
+    elif words[0] == "dpflow" and words[-2:-1] == [">"]:
         found, output, errors = run_main(words[1:-2])
         Path(words[-1]).write_text(output, encoding="utf-8")
         output = ""
@@ -198,6 +217,7 @@ def run_command(command: str, status: int) -> str:
         raise ValueError(f"{command!r} ended with {found} and not with {status}: {text}")
     printed = output if status == 0 else errors
     # As on the machine of who reads the page.
+    printed = printed.replace(os.environ["XDG_CONFIG_HOME"], "~/.config")
     return printed.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
 
 
@@ -211,6 +231,22 @@ def run_on_dags(words: list[str], status: int) -> str:
     )
     environment = os.environ | {"AIRFLOW_HOME": str(Path("airflow").resolve())}
     return start_airflow().run(program, environment)[0]
+
+
+def start_service(words: list[str]) -> None:
+    """Run ``dpflow serve`` beside the page until its end; returns once it answers."""
+    program = [sys.executable, "-c", "from dpflow.cli import main; main()", *words]
+    service = subprocess.Popen(program, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    SERVICES.append(service)
+    port = int(words[words.index("--port") + 1])
+    for _ in range(600):
+        with contextlib.suppress(OSError):
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+            return
+        if service.poll() is not None:
+            break
+        time.sleep(0.1)
+    raise ValueError(f"{shlex.join(words)} does not answer")
 
 
 def run_dpflow(words: list[str]) -> tuple[int, str]:
@@ -240,7 +276,7 @@ def inside(folder: Path) -> Iterator[None]:
     """Work in a folder, with an environment that is put back."""
     environment, before = dict(os.environ), Path.cwd()
     os.chdir(folder)
-    os.environ["COLUMNS"] = str(WIDTH)
+    os.environ |= {"COLUMNS": str(WIDTH), "XDG_CONFIG_HOME": str(folder / "config")}
     sys.path.insert(0, str(folder))
     seeds = count(7)
     try:
@@ -248,6 +284,10 @@ def inside(folder: Path) -> Iterator[None]:
         with patch.object(fail_closed, "SystemSource", lambda: StreamSource(next(seeds))):
             yield
     finally:
+        while SERVICES:
+            service = SERVICES.pop()
+            service.kill()
+            service.wait()
         sys.path.remove(str(folder))
         for name, module in list(sys.modules.items()):
             if str(getattr(module, "__file__", None)).startswith(str(folder)):

@@ -6,7 +6,7 @@ import csv
 import io
 import json
 import sys
-from dataclasses import fields
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,11 +23,11 @@ from dpflow.cli.console import (
     spreadsheet_cells,
 )
 from dpflow.engine.releases.reconcile import parse_place, reconcile
-from dpflow.ledger import StatementLine
 from dpflow.ledger.books.records import read_point
 
-_HIDDEN = {"release_id", "scope", "table"}  # in a table for people; the other forms have them
-_SHOWN = tuple(f.name for f in fields(StatementLine) if f.name not in _HIDDEN)
+#: Columns of a terminal; the other forms have all, and every digit.
+_SHOWN = ("entry", "at", "what", "name", "principal", "task", "blocks", "state", "epsilon", "delta", "left_epsilon",
+          "unit_epsilon")  # fmt: skip
 
 
 PublishedOption = Annotated[
@@ -80,8 +80,10 @@ def write_statement(
     }
     stated = open_ledger(ledger).statement(scope, **points, by=by)
     if form == "table" and file is None:
-        rows = [[getattr(line, name) for name in _SHOWN] for line in stated.lines]
-        show_table(f"statement of {scope}", [name.replace("_", " ") for name in _SHOWN], rows)
+        lines = [{**asdict(line), "at": line.at[:16].replace("T", " ")} for line in stated.lines]
+        shown = [name for name in _SHOWN if any(line[name] not in ("", "0") for line in lines)]
+        rows = [[line[name] for name in shown] for line in lines]
+        show_table(f"statement of {scope}", [name.replace("_", " ") for name in shown], rows)
         totals = [[t.group, t.releases, t.epsilon, t.delta, t.renyi] for t in stated.totals]
         heads = [by, "releases", "epsilon", "delta", "renyi"]
         show_table(f"by {by}, in the block that paid most", heads, totals)
