@@ -8,7 +8,9 @@ mean or variance the noise grows as the rows that are kept get fewer, and a row 
 eighth of what a row can: the rows that are kept speak for those that are cut, but for how these differ. The
 bounds with the least product of these errors are chosen: first the groups, then the rows in all groups, then
 the rows in one. Cuts are computed from the profile: units with most rows are taken to have most groups, and
-rows to be spread evenly over a unit's groups. No bound is above the declared maximum. A grouping that the
+rows to be spread evenly over a unit's groups. Where the question's condition leaves out rows that the profile
+counts, nobody knows how many: the product is also over the cases that half of the rows pass, and a quarter,
+which keeps the loss against the best bounds small in each. No bound is above the declared maximum. A grouping that the
 profile does not count has as many groups as what it is computed from allows
 (`dpflow.engine.releases.profiled_groups`), or as many as rows.
 
@@ -21,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,6 +51,8 @@ PROFILE = "contributions"
 #: row can.
 SUM_SHARE, MEAN_SHARE = 0.5, 0.125
 _NOUNS = ("rows", "units")
+#: Of the rows that a profile counts, the shares that may pass a further condition.
+PASSING_SHARES = (0.5, 0.25)
 Floats = NDArray[np.float64]
 
 
@@ -62,7 +66,7 @@ class BoundsChooser:
 
     def __init__(self, ledger: Ledger | None) -> None:
         self._ledger = ledger
-        self._found: dict[tuple[str | None, ...], tuple[str, ContributionProfile] | None] = {}
+        self._found: dict[tuple[str | None, ...], _FoundProfile | None] = {}
 
     def fit(self, plan: Plan) -> Plan:
         """The plan with bounds that are chosen, or as it is where somebody fixed all of them."""
@@ -75,15 +79,24 @@ class BoundsChooser:
         found = self._found[key]
         if found is None:
             return plan
-        name, profile = found
-        return _Choice(plan, profile).apply(name)
+        return _Choice(plan, found.profile, found.is_of_more).apply(found.release)
 
 
-def _find_profile(plan: Plan, ledger: Ledger) -> tuple[str, ContributionProfile] | None:
-    """The first profile that says something of a plan's groups, else the first of all, and the release's id."""
+class _FoundProfile(NamedTuple):
+    """A profile, its release's id, and whether it counts rows that the question's condition leaves out."""
+
+    release: str
+    profile: ContributionProfile
+    is_of_more: bool
+
+
+def _find_profile(plan: Plan, ledger: Ledger) -> _FoundProfile | None:
+    """The first profile that says something of a plan's groups, else the first of all."""
     first, by = None, _grouping(plan)
+    asked = _read_condition(plan.request.where, plan.table)
     for record, profile in list_profiles(plan, ledger):
-        found = record.release_id, profile
+        counted = _read_condition(record.request.get("where"), plan.table)
+        found = _FoundProfile(record.release_id, profile, counted != asked)
         if by is None or find_histogram(profile, plan.table, by) is not None:
             return found
         first = first or found
@@ -198,10 +211,35 @@ def _grouping(plan: Plan) -> str | None:
     return by if isinstance(by, str) and by in plan.table.columns else None
 
 
+@dataclass(frozen=True)
+class _Units:
+    """Classes of units: how many, and the rows and groups of each."""
+
+    units: Floats
+    rows: Floats
+    groups: Floats
+
+    def thin(self, share: float) -> _Units:
+        """In the mean, where each row passes a condition with this probability; units without a row are none."""
+        passing = 1 - (1 - share) ** self.rows
+        each = self.rows / np.maximum(self.groups, 1)
+        groups = self.groups * (1 - (1 - share) ** each) / passing
+        return _Units(self.units * passing, self.rows * share / passing, groups)
+
+    def cut(self, what: str, groups: int, in_each: int, rows: int) -> float:
+        """Rows, or units of groups, that bounds cut of all groups together."""
+        reached = np.minimum(self.groups, min(groups, rows))
+        if what == "units":
+            return float((self.units * (self.groups - reached)).sum())
+        each = self.rows / np.maximum(self.groups, 1)
+        kept = np.minimum(np.minimum(reached * np.minimum(each, in_each), rows), self.rows)
+        return float((self.units * (self.rows - kept)).sum())
+
+
 class _Choice:
     """One choice: the units as the profile has them, the errors that bounds lead to, and the search."""
 
-    def __init__(self, plan: Plan, profile: ContributionProfile) -> None:
+    def __init__(self, plan: Plan, profile: ContributionProfile, is_of_more: bool) -> None:
         self._plan, self._by, self._profile = plan, _grouping(plan), profile
         mechanism = plan.mechanism
         assert isinstance(mechanism, MeasureMechanism)
@@ -209,16 +247,19 @@ class _Choice:
         histogram = None if self._by is None else find_histogram(profile, plan.table, self._by)
         declared = plan.table.max_contributions
         self._max_rows = MAX_ROWS if declared is None else declared.rows
-        self._units, self._rows, self._groups = couple_sizes(
+        units, rows, groups = couple_sizes(
             profile.rows if declared is None else replace(profile.rows, end=declared.rows),
             histogram,
             is_grouped=self._by is not None,
         )
         keys = mechanism.make_query(plan.params, plan.table).group_keys
-        self._keys = max(1, int(self._groups.max(initial=1))) if self._by is not None else 1
+        self._keys = max(1, int(groups.max(initial=1))) if self._by is not None else 1
         if keys is not None:
             self._keys = len(keys)
-            self._groups = np.minimum(self._groups, self._keys)
+            groups = np.minimum(groups, self._keys)
+        self._units = _Units(units, rows, groups)
+        shares = PASSING_SHARES if is_of_more else ()
+        self._cases = (self._units, *map(self._units.thin, shares))
 
     def apply(self, profile: str) -> Plan:
         """The plan with the bounds of least error."""
@@ -237,7 +278,7 @@ class _Choice:
 
     def _search(self) -> RequestedBounds | None:
         fixed_groups, fixed_rows = self._fixed()
-        top = max(1, int(self._rows.max(initial=1)))
+        top = max(1, int(self._units.rows.max(initial=1)))
         groups = fixed_groups or min(top, self._keys, MAX_GROUPS)
         best, errors = None, dict[tuple[int, int, int], float]()
 
@@ -272,15 +313,6 @@ class _Choice:
             for limit in self._plan.table.limits_for(self._by)
         )
 
-    def cut(self, what: str, groups: int, in_each: int, rows: int) -> float:
-        """Rows, or units of groups, that bounds cut of all groups together."""
-        reached = np.minimum(self._groups, min(groups, rows))
-        if what == "units":
-            return float((self._units * (self._groups - reached)).sum())
-        each = self._rows / np.maximum(self._groups, 1)
-        kept = np.minimum(np.minimum(reached * np.minimum(each, in_each), rows), self._rows)
-        return float((self._units * (self._rows - kept)).sum())
-
     def _release(self, bounds: tuple[int, int, int]) -> Release | None:
         groups, in_each, rows = bounds
         requested = RequestedBounds(groups=groups, rows_per_group=in_each, rows=rows)
@@ -294,11 +326,17 @@ class _Choice:
         release = self._release((groups, in_each, rows))
         if release is None:
             return math.inf
-        cuts = {noun: self.cut(noun, groups, in_each, rows) / self._keys for noun in _NOUNS}
-        errors = (self._find_error(release, one, cuts) for one in release.query.measures)
-        return sum(math.log(error + 1e-3) for error in errors)
+        score = 0.0
+        for case in self._cases:
+            cuts = {noun: case.cut(noun, groups, in_each, rows) / self._keys for noun in _NOUNS}
+            total = float((case.units * case.rows).sum()) / self._keys
+            errors = (self._find_error(release, one, cuts, total) for one in release.query.measures)
+            score += sum(math.log(error + 1e-3) for error in errors)
+        return score
 
-    def _find_error(self, release: Release, measure: Measure, cuts: Mapping[str, float]) -> float:
+    def _find_error(
+        self, release: Release, measure: Measure, cuts: Mapping[str, float], total: float
+    ) -> float:
         """A measure's error in one group, in rows of the largest value."""
         query, weights = release.query, release.query.weights(measure)
         widths = {one: release.noises[one].half_width(0.5) for one in weights}
@@ -313,7 +351,6 @@ class _Choice:
             width / (max(1, *map(abs, grid.term_range(what))) if what in ("sum", "square") else 1)
             for (what, _), width in widths.items()
         )
-        total = float((self._units * self._rows).sum()) / self._keys
         return noise * total / max(total - cut, 1.0) + MEAN_SHARE * cut
 
     def _describe(self, bounds: RequestedBounds) -> Iterator[Candidate]:
@@ -331,7 +368,7 @@ class _Choice:
             except PlanRefused:  # noise beyond what can be drawn
                 continue
             cuts = {
-                noun: self.cut(noun, few, each, total) / self._keys
+                noun: self._units.cut(noun, few, each, total) / self._keys
                 for noun in ("rows", "units")
                 if noun == "rows" or self._by is not None
             }

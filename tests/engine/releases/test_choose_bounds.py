@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from dpflow.engine.releases import execute
 from dpflow.engine.releases.choose_bounds import (
     BoundsChooser,
     _Choice,
+    _Units,
     couple_sizes,
 )
 from dpflow.engine.releases.profiled_groups import find_histogram
@@ -205,12 +208,12 @@ def test_predicted_cuts_are_those_of_the_rows(world: World) -> None:
     plan = plan.question or plan
     by = plan.params.by
     assert find_histogram(profile, plan.table, by) is made["groups"]
-    choice, keys = _Choice(plan, profile), plan.table.public_keys(by)
+    units, keys = _Choice(plan, profile, False)._units, plan.table.public_keys(by)
     for groups, in_each, rows in ((3, 3, 3), (12, 24, 24), (5, 1, 12), (12, 2, 7), (4, 2, 24)):
         request = GroupedSums(by, keys, groups, in_each, rows=rows)
         kept = PrivateTable(plan.table).answer(request, ())
-        assert choice.cut("rows", groups, in_each, rows) == 900 * 2 + 100 * 24 - kept.rows.sum()
-        assert choice.cut("units", groups, in_each, rows) == 900 * 2 + 1200 - kept.units.sum()
+        assert units.cut("rows", groups, in_each, rows) == 900 * 2 + 100 * 24 - kept.rows.sum()
+        assert units.cut("units", groups, in_each, rows) == 900 * 2 + 1200 - kept.units.sum()
 
 
 def test_units_are_coupled_from_the_most_on() -> None:
@@ -266,21 +269,68 @@ def test_a_mean_is_bounded_by_its_own_error(world: World, difference: int) -> No
         chosen = {}
         for name, params in (("mean", {"column": "price"}), ("count", {})):
             plan = world.plan(name, params=params | cost, table=table)
-            chosen[name] = _Choice(plan.question or plan, profile)._search().rows
+            chosen[name] = _Choice(plan.question or plan, profile, False)._search().rows
         errors = {name: find_error(bound, epsilon) for name, bound in chosen.items()}
         best = min(find_error(bound, epsilon) for bound in range(1, 61))
         assert errors["mean"] <= (1.5 * best if difference else errors["count"] / 2)
         assert chosen["mean"] < chosen["count"] <= 60
 
 
+def test_units_under_a_condition_are_thinned_in_the_mean() -> None:
+    """All ways in which four rows in two groups pass, or one row."""
+    thinned = _Units(np.array([10.0, 7.0]), np.array([4.0, 1.0]), np.array([2.0, 1.0])).thin(0.3)
+    passing = rows = groups = 0.0
+    for kept in itertools.product((0, 1), repeat=4):
+        odds = math.prod(0.3 if one else 0.7 for one in kept)
+        passing += odds * any(kept)
+        rows += odds * sum(kept)
+        groups += odds * (any(kept[:2]) + any(kept[2:]))
+    assert thinned.units == pytest.approx([10 * passing, 7 * 0.3])
+    assert thinned.rows == pytest.approx([rows / passing, 1])
+    assert thinned.groups == pytest.approx([groups / passing, 1])
+
+
+def test_bounds_under_a_condition_fit_all_rows_or_few(world: World) -> None:
+    """Of units with a long tail, whether all rows pass or a third: within 2.2 times the error of the best bounds, of
+    which those for all rows have more.
+    """
+    ranks = np.arange(1, 20_001)
+    rows = np.minimum(60, 1 + (3000 * (ranks / 10) ** -0.9 / 25).astype(int))
+    starts, noise = size_bins(60), laplace_noise(Sensitivity(1, 1), 1000)
+    counted = _count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
+    profile = ContributionProfile(SizeHistogram(starts, tuple(counted), noise), {}, 1)
+    declared = world.table.model_dump(mode="python", exclude_unset=True)
+    table = type(world.table).model_validate(declared | {"max_contributions": {"rows": 60}})
+    random = np.random.default_rng(0)
+    draws = random.laplace(size=400)
+
+    def find_error(bound: int, kept: Any, epsilon: float) -> float:
+        cut = (kept - np.minimum(kept, bound)).sum()
+        return float(np.median(np.abs(draws * bound / epsilon - cut)))
+
+    for epsilon in (0.02, 0.1):
+        plan = world.plan("count", params={"epsilon": str(epsilon)}, table=table)
+        robust, all_rows = (
+            _Choice(plan.question or plan, profile, is_of_more)._search().rows
+            for is_of_more in (True, False)
+        )
+        for kept in (rows, random.binomial(rows, 1 / 3)):
+            best = min(find_error(bound, kept, epsilon) for bound in range(1, 61))
+            assert find_error(robust, kept, epsilon) <= 2.2 * best
+        assert find_error(all_rows, kept, epsilon) > 2.2 * best
+
+
 #: Two months of twelve, where nobody has more than four orders of 24.
 EARLY = "day < '2024-03-01'"
 
 
-def test_a_profile_under_a_condition_serves_questions_of_it(tmp_path: Path) -> None:
+def test_a_profile_under_a_condition_serves_questions_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """And those that demand more. All others go by a profile of all rows, though it is older: one of other rows
     says nothing of theirs.
     """
+    monkeypatch.setattr(fail_closed, "SystemSource", lambda: StreamSource(1))
     own = World(tmp_path)
     by_month: dict[str, Any] = {"params": {"by": "date_trunc('month', day)"}}
     own.release("contributions", where=EARLY)
@@ -291,7 +341,8 @@ def test_a_profile_under_a_condition_serves_questions_of_it(tmp_path: Path) -> N
     whole = own.plan("histogram", **by_month).chosen
     assert whole.bounds.rows >= 16 > 6 >= early.bounds.rows and whole.profile != early.profile
     for where in (EARLY, f"state <> 'B' AND ({EARLY} AND state <> 'C')"):
-        assert own.plan("histogram", where=where, **by_month).chosen == early
+        chosen = own.plan("histogram", where=where, **by_month).chosen
+        assert chosen.profile == early.profile and chosen.bounds.rows <= early.bounds.rows
     for where in (f"{EARLY} OR state = 'A'", "day < '2024-04-01'", f"NOT {EARLY}"):
         assert own.plan("histogram", where=where, **by_month).chosen.profile == whole.profile
     text = f"SELECT COUNT(*) AS n FROM orders WHERE state = 'B' AND {EARLY}"
