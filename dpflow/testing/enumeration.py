@@ -171,12 +171,14 @@ def exact_delta(
         return laws[name]
 
     worst = 0.0
-    for a, b in pairs:
-        pair = frozenset((answer_fingerprint(a), answer_fingerprint(b)))
-        # Equal answers cannot diverge, and many tables share one answer.
-        if len(pair) == 2 and pair not in compared_pairs:
-            compared_pairs.add(pair)
-            worst = max(worst, exact_divergence.divergence(output_law(a), output_law(b), epsilon))
+    with follow_laws():
+        for a, b in pairs:
+            pair = frozenset((answer_fingerprint(a), answer_fingerprint(b)))
+            # Equal answers cannot diverge, and many tables share one answer.
+            if len(pair) == 2 and pair not in compared_pairs:
+                compared_pairs.add(pair)
+                found = exact_divergence.divergence(output_law(a), output_law(b), epsilon)
+                worst = max(worst, found)
     return worst
 
 

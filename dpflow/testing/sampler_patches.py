@@ -80,6 +80,27 @@ def _draw_weaker(real: Sampler) -> Sampler:
     return lambda *arguments: sample_weakened(real, arguments, real)
 
 
+#: By names, the modules that held none of them, with how many names they had: thousands are loaded, few hold a sampler.
+_WITHOUT: dict[frozenset[str], dict[int, tuple[Any, int]]] = {}
+
+
+def _list_holders(names: frozenset[str]) -> list[Any]:
+    """The modules that have one of these names; those that had none are looked at again when they have other names."""
+    known, holders = _WITHOUT.setdefault(names, {}), list[Any]()
+    for module in list(sys.modules.values()):
+        held = getattr(module, "__dict__", None)
+        if held is None:
+            continue
+        before = known.get(id(module))
+        if before is not None and before[0] is module and before[1] == len(held):
+            continue
+        if names.isdisjoint(held):
+            known[id(module)] = module, len(held)
+        else:
+            holders.append(module)
+    return holders
+
+
 @contextmanager
 def replace_samplers(stand_ins: Mapping[Any, Sampler]) -> Iterator[None]:
     """Every module that imported one of these samplers by name gets its stand-in.
@@ -88,11 +109,10 @@ def replace_samplers(stand_ins: Mapping[Any, Sampler]) -> Iterator[None]:
     audit on a tiny table would see none.
     """
     stand_ins = {supports_value: _show_number, **stand_ins}
-    names = {sampler.__name__ for sampler in stand_ins}
+    names = frozenset(sampler.__name__ for sampler in stand_ins)
     patched: list[tuple[Any, str, Any]] = []
-    for module in list(sys.modules.values()):
-        # One look at the names: thousands of modules are loaded, few hold a sampler.
-        for name in names & getattr(module, "__dict__", {}).keys():
+    for module in _list_holders(names):
+        for name in names & vars(module).keys():
             present = vars(module)[name]
             # What stands in already says for whom.
             real = getattr(present, "stands_for", present)

@@ -4,8 +4,10 @@ tiny tables.
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from fractions import Fraction
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 from dpflow.core.accounting.events import Composed, Event, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.sampling import samplers
 from dpflow.core.sampling.randomness import Source
 from dpflow.mechanisms import quantile
 from dpflow.mechanisms.quantile import Draws, Quantile, _Quantiles
@@ -129,6 +132,16 @@ def test_grouped_quantiles_without_their_composition_are_seen(
     params = {"column": "amount", "by": "kind", "epsilon": "6"}
     assert excess_delta(without_count(type(broken)), params, relation, 1, groups) > 0.01
     assert excess_delta(without_count(Quantile), params, relation, 1, groups) <= SLACK
+
+
+def test_a_module_that_takes_a_sampler_late_follows_laws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Modules that held none are remembered, until they hold other names."""
+    late: Any = ModuleType("late")
+    monkeypatch.setitem(sys.modules, "late", late)
+    assert enumerate_outputs(lambda source: 0) == {0: 1.0}
+    late.discrete_laplace = samplers.discrete_laplace
+    law = enumerate_outputs(lambda source: int(late.discrete_laplace(Fraction(1), 1, source)[0]))
+    assert len(law) > 20 and late.discrete_laplace is samplers.discrete_laplace
 
 
 def test_sparse_vector_session_holds_exactly() -> None:
