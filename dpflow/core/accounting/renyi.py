@@ -87,6 +87,8 @@ def laplace_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 
+# Searches for an order ask for the same grids again: two logarithms of a hundred digits for each.
+@lru_cache(4096)
 def conversion_penalty(order: Fraction, delta: Fraction) -> Fraction:
     """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty,
     delta)-DP. Rounded up.

@@ -254,7 +254,7 @@ def test_the_command_audits_signs_and_keeps_others(tmp_path: Path, table: Table)
     key.write_text(OWNER.private_text)
     out = table.require_certified.file
     for name in ("count", "histogram"):
-        words = ["certify", name, "--out", str(out), "--key", str(key), "--seconds", "6"]
+        words = ["certify", name, "--out", str(out), "--key", str(key), "--seconds", "1"]
         done = CliRunner().invoke(app, words)
         assert done.exit_code == 0, done.output
         assert OWNER.public_text in done.stdout and OWNER.private_text not in done.stdout

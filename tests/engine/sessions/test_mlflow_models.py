@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlflow
@@ -26,10 +28,23 @@ ROWS = "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, i % 2 A
 TRUSTED = ["sklearn.tree._tree.Tree"]
 
 
+#: Given, so that MLflow starts no process to find them.
+NEEDS = {"pip_requirements": ["scikit-learn"]}
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A database with MLflow's tables, which takes two CPU seconds to make."""
+    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
+    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
 @pytest.fixture
-def registry(tiny: Tiny) -> Iterator[str]:
+def registry(tiny: Tiny, empty_database: Path) -> Iterator[str]:
     """An empty registry and its file store."""
     former, uri = mlflow.get_tracking_uri(), f"sqlite:///{tiny.folder}/mlflow.db"
+    shutil.copy(empty_database, tiny.folder / "mlflow.db")
     mlflow.set_tracking_uri(uri)
     mlflow.create_experiment("gate", artifact_location=(tiny.folder / "store").as_uri())
     mlflow.set_experiment("gate")
@@ -39,7 +54,8 @@ def registry(tiny: Tiny) -> Iterator[str]:
 
 def log(model: Any, **options: Any) -> Any:
     with mlflow.start_run():
-        return mlflow.sklearn.log_model(model.fit([[0.0], [1.0]], [0, 1]), name="forest", **options)
+        fitted = model.fit([[0.0], [1.0]], [0, 1])
+        return mlflow.sklearn.log_model(fitted, name="forest", **NEEDS, **options)
 
 
 def open_gate(tiny: Tiny) -> Session:
@@ -151,7 +167,7 @@ def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(regi
     with mlflow.start_run() as run:
         for _ in range(2):
             model = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
-            mlflow.sklearn.log_model(model, name="forest", serialization_format="skops")
+            mlflow.sklearn.log_model(model, name="forest", serialization_format="skops", **NEEDS)
     with pytest.raises(InvalidInput, match="holds 2 skops files"):
         find_file(f"runs:/{run.info.run_id}/forest", registry)
     client = mlflow.MlflowClient()
