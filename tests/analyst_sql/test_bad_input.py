@@ -90,6 +90,8 @@ def test_a_quotient_by_a_released_zero_is_null(fresh: World) -> None:
         low, high = n.raw_span
         assert (q.low is None) == (low <= 0 <= high) and math.isfinite(q.value or 0)
         found[n.raw_value] = q.value
+        if 0 in found and len(found) > 2:
+            break
     assert 0 in found and len(found) > 1
     total = fresh.ask(
         "SELECT SUM(n) / MIN(n) FROM (SELECT city, 0 * COUNT(*) AS n FROM visits GROUP BY city)",
