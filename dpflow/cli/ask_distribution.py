@@ -7,15 +7,24 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_service,
+    open_ledger,
+    show_json,
+    show_table,
+)
 from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.distribution import Distribution, Estimate
 from dpflow.core.contract.printed_numbers import print_interval, print_number
 from dpflow.core.contract.results import Result
 from dpflow.engine import RunIdentity, load_request, make_plan
+from dpflow.engine.planning.precheck import ALREADY_PAID
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.registry import Registry
+from dpflow.yaml_files import load_yaml
 
 #: What is shown if nothing is asked.
 DECILES = tuple(f"0.{tenth}" for tenth in range(1, 10))
@@ -61,14 +70,18 @@ def _print_estimate(answer: Estimate) -> tuple[Any, str]:
 
 
 def _load_distribution(file: Path, ledger: str | None) -> Distribution:
-    """The settled one of a release file."""
+    """The settled one of a release file; at a service the one that is stored there."""
+    unreleased = f"{file} is not released yet, so there is nothing to ask; release it with: dpflow release {file}"
+    if service := find_service(ledger, file.parent):
+        plan_there = service.plan_fields(load_yaml(file, "release file"))
+        if plan_there.forecast != ALREADY_PAID:
+            raise InvalidInput(unreleased)
+        return Distribution.from_result(service.release(plan_there).result)
     request, book = load_request(file), open_ledger(ledger, files=[file])
     plan = make_plan(request, Registry.load(), book)
     stored = book.find(RunIdentity.of_request(request).key(plan))
     if stored is None or stored.result is None:
-        raise InvalidInput(
-            f"{file} is not released yet, so there is nothing to ask; release it with: dpflow release {file}"
-        )
+        raise InvalidInput(unreleased)
     return Distribution.from_result(Result.from_json(stored.result))
 
 

@@ -29,7 +29,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
-from dpflow.engine.planning.precheck import SOURCE_AWAY, find_source_fault
+from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
@@ -153,7 +153,7 @@ class DataService:
 
     def _forecast(self, plan: Plan, run: RunIdentity) -> str:
         if self._ledger.find(run.key(plan)) is not None:
-            return "already paid: running it again is free"
+            return ALREADY_PAID
         check_scope(plan, self._ledger)
         require_certified(plan, self._ledger)
         refusal = self._ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)

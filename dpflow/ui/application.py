@@ -127,7 +127,7 @@ def _render(name: str, visit: Visit) -> HTMLResponse:
             f"releases, sessions, alarms and burn-downs are not yet."
         )
     html = markup.page(shown.title, shown.menu, notices, *shown.parts, wait=not progress.complete)
-    return _respond(html)
+    return respond(html)
 
 
 def _explain_error(_: Request, error: Exception) -> Response:
@@ -144,10 +144,11 @@ def _explain_error(_: Request, error: Exception) -> Response:
         message = "the page failed; the log of the web process says with which kind of error"
     sentence = markup.element("p", f"{message[:1].upper()}{message[1:].rstrip('.')}.")
     html = markup.page(title, "none", (), sentence, wait=False)
-    return _respond(html, status)
+    return respond(html, status)
 
 
-def _respond(html: str, status: int = 200) -> HTMLResponse:
+def respond(html: str, status: int = 200) -> HTMLResponse:
+    """A page with the headers of all pages."""
     # A name may hold half of a character: JSON can write it, and UTF-8 cannot.
     return HTMLResponse(html.encode(errors="replace"), status, headers=_HEADERS)
 

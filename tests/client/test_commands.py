@@ -139,3 +139,31 @@ def test_a_catalogue_names_one_of_both(tmp_path: Path, run: Any) -> None:
         (tmp_path / "dpflow.yml").write_text(yaml.safe_dump(content))
         done = run(tmp_path, "tables")
         assert done.exit_code != 0 and "one or the other" in str(done.exception)
+
+
+def test_a_distribution_is_asked_where_it_is_stored(places: Places, run: Any) -> None:
+    """As beside the ledger; one that is not released costs nothing and says so."""
+    cdf = {
+        "name": "ages",
+        "mechanism": "cdf",
+        "table": "visits",
+        "params": {"column": "age", "epsilon": "0.5"},
+    }
+    (places.analyst / "ages.yml").write_text(yaml.safe_dump(cdf))
+    before = run(places.analyst, "ledger", "show", "visits/ann").stdout
+    early = run(places.analyst, "cdf", "ages.yml")
+    assert early.exit_code != 0 and "is not released yet" in str(early.exception)
+    assert run(places.analyst, "ledger", "show", "visits/ann").stdout == before
+    assert run(places.analyst, "release", "ages.yml").exit_code == 0
+    paid = run(places.analyst, "ledger", "show", "visits/ann").stdout
+    shown = run(places.analyst, "cdf", "ages.yml", "--below", "30", "--quantile", "0.5", "--json")
+    assert shown.exit_code == 0, shown.exception
+    questions = [one["question"] for one in json.loads(shown.stdout)]
+    assert questions == ["share below 30", "quantile 0.5"]
+    assert (
+        run(
+            places.analyst, "cdf", "ages.yml", "--below", "30", "--quantile", "0.5", "--json"
+        ).stdout
+        == shown.stdout
+    )
+    assert run(places.analyst, "ledger", "show", "visits/ann").stdout == paid

@@ -21,6 +21,8 @@ from dpflow.tables.private import PrivateTable
 
 #: What is said where a source cannot be opened; what follows may name its place.
 SOURCE_AWAY = "the source cannot be checked now"
+#: What is said of a release that was charged.
+ALREADY_PAID = "already paid: running it again is free"
 
 
 def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> str:
@@ -29,7 +31,7 @@ def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> st
     plan = fit_plan(plan, registry or Registry.load(), ScopeFilters(ledger))
     stored = ledger.find(RunIdentity.of_request(plan.request).key(plan))
     if stored is not None:
-        return "already paid: running it again is free"
+        return ALREADY_PAID
     check_scope(plan, ledger)
     require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)

@@ -75,6 +75,11 @@ class SealedDatabase:
         return f"Ledger({self._database!r})"
 
     @property
+    def location(self) -> str:
+        """The path or URL that opens it again; a URL may hold a password, so it belongs into no message."""
+        return self._database.location
+
+    @property
     def anchor_folder(self) -> Path:
         """Where its keys and its high-water mark are."""
         return self._anchor.folder

@@ -108,6 +108,13 @@ class Database:
         self._torn = False  # a flush failed, and nothing written since is sure to be on the disk
         _databases.add(self)
 
+    @property
+    def location(self) -> str:
+        """The path or URL that opens it again, with its password."""
+        if self.sqlite:
+            return str(self.path)
+        return self._url.render_as_string(hide_password=False)
+
     def __repr__(self) -> str:
         """Where it is. A URL's query may hold passwords, too: of it only the server is told."""
         if self.sqlite:
