@@ -11,6 +11,7 @@ from dpflow.cli.console import (
     JsonOption,
     LedgerOption,
     find_ledger,
+    find_service,
     open_ledger,
     open_output,
     show_json,
@@ -86,16 +87,21 @@ def run_command(
 ) -> None:
     """Check a contract, pay for it where its mode is paid, and fail if it is not kept.
 
-    The same contract, revision and blocks again are free.
+    The same contract, revision and blocks again are free. At a service, name a contract of the service file.
     """
     from dpflow.quality.contract_file import load_contract
-    from dpflow.quality.contract_run import run_contract
+    from dpflow.quality.contract_run import ContractOutcome, run_contract
     from dpflow.quality.page import write_html
 
-    contract = load_contract(file)
-    # What is paid needs a ledger; other outcomes are recorded where there is one.
-    book = open_ledger(ledger, files=[file]) if contract.is_paid else find_ledger(ledger, [file])
-    outcome = run_contract(contract, block or (), ledger=book)
+    if service := find_service(ledger, file.parent):
+        outcome = ContractOutcome.from_json(service.check_contract(str(file), block or ()))
+    else:
+        contract = load_contract(file)
+        # What is paid needs a ledger; other outcomes are recorded where there is one.
+        book = (
+            open_ledger(ledger, files=[file]) if contract.is_paid else find_ledger(ledger, [file])
+        )
+        outcome = run_contract(contract, block or (), ledger=book)
     if page is not None:
         with open_output(page) as stream:
             stream.write(write_html(outcome))

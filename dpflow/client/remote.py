@@ -11,7 +11,7 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
@@ -181,6 +181,12 @@ class RemoteClient(Client):
         }
         place = f"gates/{urllib.parse.quote(gate, safe='')}/candidates"
         return dict(self.settle(place, fields))
+
+    def check_contract(self, contract: str, blocks: Sequence[str] = ()) -> dict[str, Any]:
+        """The outcome of a data contract that the service file names, as
+        `dpflow.quality.contract_run.ContractOutcome.to_json` writes it. The same revision and blocks again are free.
+        """
+        return dict(self.settle("contract", {"contract": contract, "blocks": list(blocks)}))
 
     def settle(self, door: str, body: Any, on_job: Callable[[str], None] = lambda job: None) -> Any:
         """The answer of a request: from its job where it has one. A job that the service has forgotten is

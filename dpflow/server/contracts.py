@@ -1,10 +1,13 @@
-"""The door ``contract``: a scheduler names a contract of the owner's and blocks, and gets the verdict that noise allows."""
+"""The door ``contract``: a contract of the owner's is named, with blocks, and gets the verdict that noise allows."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
+from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, load_contract
@@ -60,7 +63,7 @@ def plan_checks(
 ) -> list[Planned]:
     """What a contract charges for a run, with its run identities."""
     planned = plan_contract(contract, body["blocks"], registry, ledger)
-    return [(plan, _identify(caller, body, n, sealed)) for n, (plan, _) in enumerate(planned)]
+    return [(plan, _identify(caller, body, plan, n, sealed)) for n, (plan, _) in enumerate(planned)]
 
 
 def answer_contract(
@@ -78,10 +81,15 @@ def answer_contract(
         ledger=ledger,
         registry=registry,
         principal=caller.name,
-        identify=lambda _, n: _identify(caller, body, n, sealed),
+        identify=lambda plan, n: _identify(caller, body, plan, n, sealed),
     )
     return outcome.to_json()
 
 
-def _identify(caller: Caller, body: Mapping[str, Any], n: int, sealed: str) -> Any:
-    return caller.identify_task(body, n, f"#{n}" if n else "", sealed)
+def _identify(
+    caller: Caller, body: Mapping[str, Any], plan: Plan, n: int, sealed: str
+) -> RunIdentity:
+    """A task's run; else the contract's own name, revision and blocks, once for each principal."""
+    if "run" in body:
+        return caller.identify_task(body, n, f"#{n}" if n else "", sealed)
+    return replace(caller.identify_request(plan.request), sealed_request=sealed)

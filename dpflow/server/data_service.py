@@ -75,11 +75,14 @@ from dpflow.tables.access.declarations import load_table
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
 #: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
-Kind = Literal["sql", "release", "gate", "sql task", "release task", "load task", "contract task"]
+Kind = Literal[
+    "sql", "release", "gate", "contract", "sql task", "release task", "load task", "contract task"
+]
 _DOORS: Mapping[str, Door] = {
     "sql": "sql",
     "release": "release",
     "gate": "gate",
+    "contract": "contract",
     "sql task": "sql",
     "release task": "release",
     "load task": "load",
@@ -164,9 +167,7 @@ class DataService:
     def _plan_release(self, caller: Caller, body: Body) -> tuple[Plan, RunIdentity]:
         request = self._parse_release(caller, body)
         plan = make_plan(request, self._registry, self._ledger)
-        # A slash ends the principal's name, and no principal has one in it.
-        named = request.model_copy(update={"name": f"{caller.name}/{request.name}"})
-        return plan, RunIdentity.of_request(named, caller.name)
+        return plan, caller.identify_request(request)
 
     def _parse_release(self, caller: Caller, body: Body) -> ReleaseRequest:
         name = body.get("table")
@@ -412,7 +413,7 @@ class DataService:
             return self.gates.plan_candidate(caller, body)
         if kind == "load task":
             return plan_load(self._service, self._tables, caller, body)
-        if kind == "contract task":
+        if kind in ("contract", "contract task"):
             contract = find_contract(self._contracts, caller, body)
             ask = (contract, caller, body, sealed, self._ledger, self._registry)
             planned = plan_checks(*ask)

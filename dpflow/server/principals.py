@@ -20,6 +20,7 @@ from typing import Annotated, Any
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError
 from dpflow.server.openid import Issuers, KeysUnavailable, has_claim
@@ -60,6 +61,13 @@ class Caller:
                 "forbidden",
                 f"the name of this scheduler's DAGs begins with {' or '.join(sorted(prefixes))}",
             )
+
+    def identify_request(self, request: ReleaseRequest) -> RunIdentity:
+        """The run identity of a request of no DAG: its name and revision, of this principal. A slash ends the
+        principal's name, which has none in it.
+        """
+        named = request.model_copy(update={"name": f"{self.name}/{request.name}"})
+        return RunIdentity.of_request(named, self.name)
 
     def identify_task(
         self, body: Mapping[str, Any], ordinal: int, part: str, sealed: str

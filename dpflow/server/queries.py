@@ -107,15 +107,20 @@ class LoadTask(BaseModel):
     blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)]
 
 
-class ContractTask(BaseModel):
-    """A data contract of one task: its name in the service file, and blocks."""
+class ContractCheck(BaseModel):
+    """A data contract: its name in the service file, and blocks."""
 
     model_config = ConfigDict(extra="forbid")
 
-    run: TaskRun
     contract: Name
     blocks: Annotated[list[Name], Field(max_length=1000)] = []
     plan_only: bool = False
+
+
+class ContractTask(ContractCheck):
+    """A data contract of one task."""
+
+    run: TaskRun
 
 
 class PredictionRows(BaseModel):
@@ -224,6 +229,12 @@ def make_release(request: Request, caller: Who, release: dict[str, Any]) -> JSON
 def answer_query(request: Request, caller: Who, query: SqlRequest) -> JSONResponse:
     """Answer a SELECT: from stored releases at once, else by a job."""
     return _show(_service(request).submit(caller, "sql", query.model_dump()))
+
+
+@router.post("/v1/contract", responses=_JOB_ERRORS | _JOB)
+def run_contract(request: Request, caller: Who, check: ContractCheck) -> JSONResponse:
+    """Check a data contract, paid once for its name, revision and blocks: verdicts of noisy numbers."""
+    return _show(_service(request).submit(caller, "contract", check.model_dump()))
 
 
 @router.post("/v1/tasks/release", responses=_JOB_ERRORS | _JOB)

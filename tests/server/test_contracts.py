@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from service_world import ServiceWorld, asker, settle, task
+from service_world import TOKENS, ServiceWorld, asker, serve_here, settle, task
+from typer.testing import CliRunner
 
-from dpflow.errors import InvalidInput
+from dpflow.cli import app
+from dpflow.errors import ContractViolated, InvalidInput
 from dpflow.quality.contract_run import ContractOutcome
 from dpflow.server.contracts import load_contracts
 from dpflow.server.service import load_service
@@ -100,3 +103,42 @@ def test_a_contract_that_a_row_decides_is_not_served(
     (tmp_path / "daily.yml").write_text(yaml.safe_dump(changed))
     with pytest.raises(InvalidInput, match=said):
         load_contracts(load_service(world.file))
+
+
+def test_a_contract_is_checked_by_the_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a DAG, and without a file beside it: paid once for its revision and blocks, by each principal."""
+    (tmp_path / "owner").mkdir()
+    (tmp_path / "client").mkdir()
+    world = make_world(tmp_path / "owner", epsilon="2")
+    service = yaml.safe_load(world.file.read_text())
+    service["principals"]["ann"]["role"] = "analyst"
+    # She pays from the same scope, and has a run of her own.
+    service["principals"]["bob"] = asker("bob") | {
+        "scope": "visits/ann", "doors": ["contract"], "contracts": ["daily"]
+    }  # fmt: skip
+    world.file.write_text(yaml.safe_dump(service))
+    monkeypatch.chdir(tmp_path / "client")
+
+    def spent() -> str:
+        return str(world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"])
+
+    def check(name: str, contract: str = "daily") -> Any:
+        monkeypatch.setenv("DPFLOW_TOKEN", TOKENS[name][0])
+        return CliRunner().invoke(app, ["contract", "run", contract, "--json"])
+
+    with serve_here(world) as server:
+        monkeypatch.setenv("DPFLOW_SERVER", server)
+        first = check("ann")
+        outcome = ContractOutcome.from_json(json.loads(first.stdout))
+        assert isinstance(first.exception, ContractViolated) and not outcome.passed
+        assert spent() == "2"
+        again = ContractOutcome.from_json(json.loads(check("ann").stdout))
+        assert again.checks == outcome.checks and spent() == "2"
+        check("bob")
+        assert spent() == "4"
+        assert "no contract 'hidden'" in str(check("ann", "hidden").exception)
+        with world.test_client("cyd") as client:
+            assert client.post("/v1/contract", json={"contract": "daily"}).status_code == 403
+    assert not list((tmp_path / "client").iterdir()) and world.ledger.verify().ok
