@@ -19,7 +19,8 @@ from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.source_text import OPTIONS
-from dpflow.catalogue import locate_ledger
+from dpflow.catalogue import find_server, locate_ledger
+from dpflow.client.open_client import connect
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
@@ -39,7 +40,8 @@ class Plugin(BasePlugin):
     """Stores private answers; made by dbt-duckdb from ``plugins: [{module: dpflow_dbt}]``.
 
     Its ``config`` in ``profiles.yml`` may name the ``ledger``, the ``tables`` (declarations) and the
-    ``folder`` in which the search for ``dpflow.yml`` begins; the folder where dbt runs if left out.
+    ``folder`` in which the search for ``dpflow.yml`` begins; the folder where dbt runs if left out. Where that names a
+    ``server``, models are answered there, with the token of ``dpflow login`` or DPFLOW_TOKEN.
     """
 
     def initialize(self, plugin_config: dict[str, Any]) -> None:
@@ -80,6 +82,36 @@ class Plugin(BasePlugin):
                 f"meta.dpflow of {model['id']} has {', '.join(unknown)}, which is no option; the options are: "
                 f"{', '.join((*_OPTIONS, 'parameters', 'run'))}"
             )
+        if (server := None if self._ledger else find_server(self._folder)) is not None:
+            answer, blocks, scope = self._ask_service(server, model["sql"], options, parameters)
+        else:
+            answer, blocks, scope = self._ask_ledger(model, options, parameters)
+        told = AnswerRun(blocks, run, answer.released_at)
+        write_answer(self._connection.cursor(), str(relation), answer, told, model.get("existing"))
+        for one in answer.origins:
+            paid = f"charged epsilon {one.epsilon}, delta {one.delta} to scope {scope}"
+            log.info(
+                f"{model['id']}: {'stored answer, nothing charged' if one.stored else paid}; "
+                f"release {one.release_id}"
+            )
+
+    def _ask_service(
+        self, server: str, text: str, options: Mapping[str, Any], parameters: Any
+    ) -> tuple[SqlAnswer, str, str]:
+        """The answer of the service that ``dpflow.yml`` names, its blocks, and the scope that pays. What is stored there
+        serves, whoever of that scope asked it.
+        """
+        client = connect(server)
+        plan = client.explain(text, parameters=parameters, **options)
+        require_free_names([column["column"] for column in plan["columns"]])
+        blocks = dict.fromkeys(block for one in plan["releases"] for block in one["blocks"])
+        answer = client.sql(text, parameters=parameters, **options)
+        return answer, ",".join(blocks), str(plan["scope"])
+
+    def _ask_ledger(
+        self, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
+    ) -> tuple[SqlAnswer, str, str]:
+        """The same beside the ledger."""
         registry, ledger = Registry.load(), self._open_ledger()
         plan = plan_sql(
             model["sql"],
@@ -92,17 +124,7 @@ class Plugin(BasePlugin):
             asker=model["id"],
         )
         self._check_plan(plan)
-        answer = answer_sql(plan, ledger, registry)
-        about = AnswerRun(plan.block_text, run, answer.released_at)
-        write_answer(self._connection.cursor(), str(relation), answer, about, model.get("existing"))
-        for one in answer.origins:
-            paid = (
-                f"charged epsilon {one.epsilon}, delta {one.delta} to scope {plan.settings.scope}"
-            )
-            log.info(
-                f"{model['id']}: {'stored answer, nothing charged' if one.stored else paid}; "
-                f"release {one.release_id}"
-            )
+        return answer_sql(plan, ledger, registry), plan.block_text, plan.settings.scope
 
     def _open_ledger(self) -> Ledger:
         location, anchor = locate_ledger(self._ledger, self._folder)
@@ -119,16 +141,21 @@ class Plugin(BasePlugin):
             raise InvalidInput(
                 "the query has a name, and dbt's model is what its table is called; take name out of its options"
             )
-        if taken := [name for name in plan.columns if name.casefold() in ABOUT]:
-            raise InvalidInput(
-                f"the query calls a column {taken[0]!r}, and the model's table has one of its own; give it another name "
-                f"than {', '.join(ABOUT)}"
-            )
+        require_free_names(plan.columns)
         with self._connection.cursor() as cursor:
             files = cursor.execute("SELECT path FROM duckdb_databases() WHERE path IS NOT NULL")
             for (file,) in files.fetchall():
                 for table in plan.tables:
                     require_public(Path(file), table, "dbt's models and databases")
+
+
+def require_free_names(columns: Sequence[str]) -> None:
+    """Raises `InvalidInput` for a column that is called like one of `ABOUT`."""
+    if taken := [name for name in columns if name.casefold() in ABOUT]:
+        raise InvalidInput(
+            f"the query calls a column {taken[0]!r}, and the model's table has one of its own; give it another name "
+            f"than {', '.join(ABOUT)}"
+        )
 
 
 def write_answer(

@@ -124,6 +124,34 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     assert project.spent() == "2.75"
 
 
+def test_a_service_answers_where_dpflow_yml_names_one(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the connection of the folder: no declaration, ledger or row is beside dbt, and building again is free."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tests"))
+    from service_world import TOKENS, ServiceWorld, serve_here
+
+    world = ServiceWorld(tmp_path_factory.mktemp("owner"))
+    with serve_here(world) as server:
+        (project.folder / "dpflow.yml").write_text(f"server: {server}")
+        monkeypatch.setenv("DPFLOW_SERVER", server)
+        monkeypatch.setenv("DPFLOW_TOKEN", TOKENS["ann"][0])
+        first = project.store("SELECT city, COUNT(*) AS n FROM visits GROUP BY city")
+        assert [row[0] for row in first] == ["Bern", "Oslo", "Rome"]
+        again = project.store("select city, count(*) n from VISITS group by city")
+        (spent,) = world.ledger.remaining("visits/ann").rows()
+        assert again == first and spent["epsilon_spent"] == "0.5" and project.spent() == "0"
+        for sql, problem in (
+            ("SELECT city AS block, COUNT(*) AS n FROM visits GROUP BY city", "one of its own"),
+            ("EXPLAIN SELECT COUNT(*) FROM visits", "EXPLAIN"),
+            ("SELECT * FROM visits", "no-star"),
+        ):
+            with pytest.raises(Exception, match=problem):
+                project.store(sql)
+        (spent,) = world.ledger.remaining("visits/ann").rows()
+        assert spent["epsilon_spent"] == "0.5"
+
+
 def test_people_and_models_do_not_share_answers(project: Project) -> None:
     """A model's key has its id in it: what a person asked is no answer of it, nor the other way."""
     import dpflow
