@@ -38,7 +38,8 @@ def test_a_false_maximum_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ledger.grant("clinic", "20", "0", principal="owner", table=setting.table)
     setting.ledgers["2"] = ledger
     question = next(setting.list_questions())
-    frame = setting.ask(question, "2")
+    frame, bounds = setting.ask(question, "2")
+    assert bounds == (4, 4, 4)
     exact = setting.read_exactly(question)[0].reindex(frame.index)
     assert ((frame["n_low"] <= exact) & (exact <= frame["n_high"])).mean() < 0.5
 
