@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
 import typer
 from pydantic import BaseModel
@@ -20,14 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from dpflow.catalogue import find_server, locate_ledger
-from dpflow.client.remote import RemoteClient, check_server
-from dpflow.client.tokens import find_token
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
+
+if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
 
 ConfirmOption = Annotated[
     bool,
@@ -111,6 +112,9 @@ def find_service(target: str | None, folder: Path | None = None) -> RemoteClient
     server = None if target else find_server(folder)
     if server is None:
         return None
+    from dpflow.client.remote import RemoteClient, check_server
+    from dpflow.client.tokens import find_token
+
     place = check_server(server)
     return RemoteClient(place, find_token(place))
 
@@ -129,8 +133,9 @@ def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None
 
 def make_console() -> Console:
     """Where people read: as wide as the terminal; in a file or a pipe as wide as what is written."""
-    # So wide that no row of a table breaks: what reads a pipe goes by lines.
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000)
+    # So wide that no row of a table breaks: what reads a pipe goes by lines. A name like a:b: is no emoji.
+    width = None if sys.stdout.isatty() or "COLUMNS" in os.environ else 10_000
+    return Console(width=width, emoji=False)
 
 
 def show_table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> None:

@@ -258,14 +258,14 @@ def test_one_entry_is_explained_with_all_its_fields(capsys: pytest.CaptureFixtur
 def test_a_table_keeps_brackets_and_lines(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A key such as [red] is no markup; what is piped has one line a row however long; a column of
-    nothing is not shown.
+    """A key such as [red] is no markup, and :b: in a name no emoji; what is piped has one line a row however long; a
+    column of nothing is not shown.
     """
     monkeypatch.delenv("COLUMNS", raising=False)
-    show_table("of [all]", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
+    show_table("of [all] a:b:", ("key", "value", "error"), [("[red]x[/]", "long " * 60, None)])
     shown = capsys.readouterr().out
     assert (
-        "of [all]" in shown
+        "of [all] a:b:" in shown
         and "[red]x[/]" in shown
         and "long " * 60 in shown
         and "error" not in shown

@@ -54,6 +54,13 @@ def test_the_list_of_commands_imports_none(words: tuple[str, ...]) -> None:
         assert all(f"│ {name} " in done.stdout for name in COMMANDS)
 
 
+def test_a_command_imports_no_other_ledger_or_service() -> None:
+    """A ledger on SQLite needs no PostgreSQL, and who asks no service speaks no HTTP."""
+    heavy = ("sqlalchemy.dialects.postgresql", "http.client", "dpflow.client.remote")
+    done = start("plan", "--help", heavy=("sqlalchemy", *heavy))
+    assert done.stderr.splitlines()[-1] == "sqlalchemy"
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_the_table_of_commands_says_what_they_say(name: str) -> None:
     """The help in the list is the first paragraph of the command's own docstring, or of its

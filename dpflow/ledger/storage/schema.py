@@ -221,8 +221,8 @@ sa.Index(
     "dpflow_entry_of_kind",
     entry.c.kind,
     entry.c.seq,
+    # On PostgreSQL, too (`dpflow.ledger.storage.statements`): to name another dialect here loads it in every process.
     sqlite_where=looked_for,
-    postgresql_where=looked_for,
 )
 
 #: Nodes of the trie over all rows, by the digits of the paths below them: see `history.state`.

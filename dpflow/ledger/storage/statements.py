@@ -275,6 +275,8 @@ class Transaction(ABC):
         for table in schema.metadata.sorted_tables:
             self.text(str(CreateTable(table).compile(dialect=dialect)))
             for index in sorted(table.indexes, key=lambda index: str(index.name)):
+                options = index.dialect_options
+                options[dialect.name]["where"] = options["sqlite"]["where"]
                 self.text(str(CreateIndex(index).compile(dialect=dialect)))
         for statement in schema.TRIGGERS[dialect.name]:
             self.text(statement)

@@ -96,3 +96,13 @@ def test_a_charge_on_postgresql_takes_two_round_trips(wire, tmp_path, ask):
     ledger.resolve(ask.reserve(ledger, "late", "0.001").release_id, reason="r", principal="owner")
     assert wire.trips > 4
     assert ledger.verify().ok
+
+
+def test_the_index_of_looked_for_kinds_holds_no_other(ledger: Ledger) -> None:
+    """On either database: an index of all entries would be as long as the history."""
+    query = "SELECT sql FROM sqlite_master WHERE name = 'dpflow_entry_of_kind'"
+    if not ledger._database.sqlite:
+        query = "SELECT indexdef FROM pg_indexes WHERE indexname = 'dpflow_entry_of_kind'"
+    with ledger._database.begin_reading() as transaction:
+        ((definition,),) = transaction.text(query)
+    assert "WHERE" in definition and "'suite'" in definition
