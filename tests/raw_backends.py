@@ -17,7 +17,8 @@ from unittest.mock import patch
 
 import numpy as np
 import raw_matrix
-from raw_matrix import KINDS, PLACES, Case, World, ask, running_cases
+from raw_answers import ask
+from raw_matrix import KINDS, PLACES, Case, World, running_cases
 from raw_outcomes import distance
 from spark_servers import declare_source
 

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import socketserver
-import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import duckdb
 import numpy as np
 import pytest
 import yaml
+from contract_world import CHECKS, DAY, SECRET, World, verdicts, watch
 
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
@@ -26,96 +22,23 @@ from dpflow.errors import (
     InvalidInput,
     PlanRefused,
 )
-from dpflow.ledger import Ledger
-from dpflow.quality import Contract, ContractOutcome, parse_contract, run_contract
+from dpflow.quality import Contract, run_contract
 from dpflow.quality.contract_file import list_period
 from dpflow.quality.contract_run import plan_contract
-from dpflow.quality.page import write_html
 from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.verdicts import decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_table
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from tests.smallworld import forbid_reads
 
 REGISTRY = Registry.load()
-SECRET = "N5EKRET"
-DAY = "2020-01-01"
-CHECKS = [
-    {"name": "late", "check": "violations", "condition": "delay > 30", "at_most": "0.2"},
-    {"name": "keys", "check": "unknown_keys", "column": "carrier", "at_most": "0.1"},
-    {"name": "many", "check": "rows", "at_least": 300},
-]
-
-
-class World:
-    """A folder with a declaration of flights by day, 500 planes a day, and a budget per day."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder, self.database = folder, folder / "flights.duckdb"
-        declared = {
-            "name": "flights",
-            "database": "flights.duckdb",
-            "privacy_unit": {"column": "plane"},
-            "block": "day",
-            "protects": "unit-block",
-            "contribution_bounds": {"rows": 2},
-            "columns": {
-                "delay": {"lower": -60, "upper": 180},
-                "carrier": {"public_keys": ["AA", "UA"]},
-            },
-        }
-        (folder / "flights.yml").write_text(yaml.safe_dump(declared))
-        self.fill()
-        self.table = load_table(folder / "flights.yml")
-        self.ledger = Ledger(folder / "ledger.sqlite", create=True)
-        self.ledger.grant(
-            "flights",
-            100,
-            0,
-            filter="basic",
-            table=self.table,
-            principal="owner",
-            confirm_large=True,
-        )
-
-    def fill(self, delay: str = "i % 30", carrier: str = "'AA'", rows: int = 1000) -> None:
-        """The same rows on each of three days, except for what differs on the second."""
-        self.database.unlink(missing_ok=True)
-        with duckdb.connect(str(self.database)) as connection:
-            connection.execute(
-                f"""CREATE TABLE flights AS SELECT '{SECRET}' || (i % 500) AS plane,
-                DATE '2020-01-01' + CAST(d AS INTEGER) AS day,
-                CASE WHEN d = 1 THEN {delay} ELSE i % 30 END AS delay,
-                CASE WHEN d = 1 THEN {carrier} ELSE 'AA' END AS carrier
-                FROM range({rows}) r(i), range(3) s(d)"""
-            )
-
-    def contract(self, **fields: Any) -> Contract:
-        paid = {"scope": "flights", "epsilon": "30", "checks": CHECKS, "mode": "metered"}
-        content = {"name": "daily", "table": "flights.yml"} | paid | fields
-        return parse_contract({k: v for k, v in content.items() if v is not None}, self.folder)
-
-    def free(self, mode: str) -> Contract:
-        return self.contract(mode=mode, scope=None, epsilon=None, checks=None)
-
-    def run(self, *blocks: str, **fields: Any) -> ContractOutcome:
-        return run_contract(self.contract(**fields), blocks or (DAY,), ledger=self.ledger)
-
-    def spent(self, day: str = DAY) -> str:
-        rows = self.ledger.remaining("flights").rows()
-        return str(next((r["epsilon_spent"] for r in rows if r["block"] == day), "0"))
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> World:
     return World(tmp_path)
-
-
-def verdicts(outcome: ContractOutcome) -> dict[str, str]:
-    return {one.name: one.verdict for one in outcome.checks}
 
 
 # --- public and trusted ---------------------------------------------------------------------------
@@ -322,11 +245,6 @@ def test_nothing_is_suggested_without_history(
 # --- watch ----------------------------------------------------------------------------------------
 
 
-def watch(world: World, *blocks: str, **fields: Any) -> ContractOutcome:
-    content = {"mode": "watch", "epsilon": "40", "period": "month"} | fields
-    return world.run(*blocks, **content)
-
-
 def test_a_watch_is_paid_whole_when_it_is_opened(world: World) -> None:
     """Every day of the month is charged once, whatever is asked; quiet days add nothing."""
     for day in (DAY, DAY, "2020-01-03"):
@@ -415,136 +333,6 @@ def test_a_block_has_one_name(world: World) -> None:
     assert world.spent() == "0"
 
 
-# --- what is shown --------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def sink() -> Iterator[tuple[str, list[str]]]:
-    """A local web hook: its address, and what was sent to it."""
-    received: list[str] = []
-
-    class Hook(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            received.append(self.rfile.read(int(self.headers["Content-Length"])).decode())
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"ok")
-
-        def log_message(self, *_: Any) -> None:
-            pass
-
-    server = HTTPServer(("127.0.0.1", 0), Hook)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}/hook", received
-    server.shutdown()
-    thread.join()
-    server.server_close()
-
-
-class MailSink(socketserver.StreamRequestHandler):
-    """As much of a mail server as takes one letter."""
-
-    letters: ClassVar[list[str]] = []
-
-    def handle(self) -> None:
-        self.wfile.write(b"220 here\r\n")
-        while line := self.rfile.readline().strip():
-            word = line[:4].upper()
-            if word == b"DATA":
-                self.wfile.write(b"354 go on\r\n")
-                letter = []
-                while (part := self.rfile.readline()).strip() != b".":
-                    letter.append(part.decode())
-                self.letters.append("".join(letter))
-            self.wfile.write(b"221 bye\r\n" if word == b"QUIT" else b"250 ok\r\n")
-            if word == b"QUIT":
-                return
-
-
-def test_a_letter_holds_outcomes_and_no_row(world: World) -> None:
-    """Great Expectations' mail, to a local server."""
-    from great_expectations.checkpoint import EmailAction
-
-    world.fill(delay="100", carrier=f"'{SECRET}'")
-    with socketserver.TCPServer(("127.0.0.1", 0), MailSink) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        mail = EmailAction(
-            name="mail",
-            smtp_address="127.0.0.1",
-            smtp_port=str(server.server_address[1]),
-            sender_login="a@b.invalid",
-            sender_alias="a@b.invalid",
-            sender_password=None,
-            receiver_emails="c@d.invalid",
-            notify_on="all",
-        )
-        outcome = run_contract(
-            world.contract(), ["2020-01-02"], ledger=world.ledger, actions=[mail]
-        )
-        server.shutdown()
-        thread.join()
-    assert verdicts(outcome)["late"] == "violated"
-    (letter,) = MailSink.letters
-    assert "daily" in letter and SECRET not in letter
-
-
-def test_actions_get_outcomes_and_no_row(
-    world: World,
-    sink: tuple[str, list[str]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Web hooks are told which expectation failed; one that fails, or is away, changes nothing."""
-    from great_expectations.checkpoint import (
-        EmailAction,
-        MicrosoftTeamsNotificationAction,
-        SlackNotificationAction,
-    )
-
-    address, received = sink
-    world.fill(delay="100", carrier=f"'{SECRET}'")
-    actions = [
-        EmailAction(
-            name="mail", smtp_address="127.0.0.1", smtp_port="9", receiver_emails="a@b.invalid"
-        ),
-        SlackNotificationAction(name="gone", slack_webhook="http://127.0.0.1:9/none"),
-        SlackNotificationAction(name="slack", slack_webhook=address, notify_on="all"),
-        MicrosoftTeamsNotificationAction(name="teams", teams_webhook=address, notify_on="all"),
-    ]
-
-    def fail(*_: Any, **__: Any) -> None:
-        raise RuntimeError(SECRET)
-
-    monkeypatch.setattr(EmailAction, "run", fail)
-    outcome = run_contract(world.contract(), ["2020-01-02"], ledger=world.ledger, actions=actions)
-    assert not outcome.passed and verdicts(outcome)["late"] == "violated"
-    assert len(received) == 2 and "daily" in received[0]
-    assert "action EmailAction failed" in caplog.text
-    assert SECRET not in "".join(received) + caplog.text
-
-
-@pytest.mark.parametrize("mode", ["public", "trusted", "metered", "watch"])
-def test_the_page_loads_nothing_and_shows_no_row(world: World, mode: str) -> None:
-    """One file without a script, an address or a private value; texts are escaped."""
-    world.fill(carrier=f"'{SECRET}'")
-    free = mode in ("public", "trusted")
-    name = "<b>x</b>"
-    contract = (
-        world.contract(mode=mode, name=name, **dict.fromkeys(("scope", "epsilon", "checks")))
-        if free
-        else world.contract(mode=mode, name=name)
-    )
-    outcome = run_contract(contract, ["2020-01-02"], ledger=world.ledger)
-    page = write_html(outcome)
-    told = page + json.dumps(outcome.to_json()) + repr(outcome)
-    assert SECRET not in told
-    for word in ("<script", "http://", "https://", "src=", "<link", "<b>x"):
-        assert word not in page
-    assert "&lt;b&gt;x" in page and mode in page
-
-
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
@@ -625,59 +413,3 @@ def test_a_contract_is_judged_by_the_noise_that_its_scope_holds(
     assert (receipt["epsilon"], receipt["delta"]) == ("5", "0")
     assert [plan.params.noise for plan in judged] == ["laplace"]
     assert judged[0].privacy_cost() == (receipt["epsilon"], receipt["delta"])
-
-
-def test_data_docs_of_a_project_show_what_was_asked(
-    world: World, tmp_path: Path, sink: tuple[str, list[str]]
-) -> None:
-    """A page for each contract, beside those of before; it says the check, its verdict and its noise, and no
-    value of a row. The actions are those of a checkpoint of the project, and read its variables. The project itself
-    is not changed.
-    """
-    import great_expectations as gx
-    from great_expectations.checkpoint import SlackNotificationAction, UpdateDataDocsAction
-
-    own = gx.get_context(mode="file", project_root_dir=str(tmp_path / "project"))
-    suite = own.suites.add(gx.ExpectationSuite("first"))
-    batch = own.data_sources.add_pandas("p").add_dataframe_asset("a")
-    definition = gx.ValidationDefinition(
-        name="v", data=batch.add_batch_definition_whole_dataframe("b"), suite=suite
-    )
-    actions = [
-        UpdateDataDocsAction(name="docs"),
-        SlackNotificationAction(name="slack", slack_webhook="${HOOK}", notify_on="failure"),
-    ]
-    own.validation_definitions.add(definition)
-    own.checkpoints.add(
-        gx.Checkpoint(name="daily", validation_definitions=[definition], actions=actions)
-    )
-    own.build_data_docs()
-    config = tmp_path / "project" / "gx" / "great_expectations.yml"
-    (config.parent / "uncommitted" / "config_variables.yml").write_text(f"HOOK: {sink[0]}\n")
-    before = config.read_text()
-    daily = gx.get_context(mode="file", project_root_dir=str(tmp_path / "project")).checkpoints.get(
-        "daily"
-    )
-    world.fill(delay="100", carrier=f"'{SECRET}'")
-    for name in ("first", "second"):
-        outcome = run_contract(
-            world.contract(name=name),
-            ["2020-01-02"],
-            ledger=world.ledger,
-            actions=daily.actions,
-            project=tmp_path / "project",
-        )
-    site = config.parent / "uncommitted" / "data_docs" / "local_site"
-    pages = [path.read_text() for path in site.rglob("validations/**/*.html")]
-    index = (site / "index.html").read_text()
-    assert len(pages) == 2 and "first" in index and "second" in index
-    for page in pages:
-        assert "share of rows with delay &gt; 30" in page or "share of rows with delay > 30" in page
-        assert "violated; estimate" in page and SECRET not in page
-    late = outcome.validation["results"][0]
-    assert late["expectation_config"]["kwargs"]["condition"] == "delay > 30"
-    assert late["expectation_config"]["kwargs"]["max_value"] == 0.2
-    assert config.read_text() == before
-    assert len(sink[1]) == 2 and "first" in sink[1][0] and SECRET not in "".join(sink[1])
-    with pytest.raises(InvalidInput, match="great_expectations.yml"):
-        run_contract(world.free("public"), project=tmp_path / "nowhere")

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from contract_world import DAY, World, verdicts, watch
 
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
@@ -16,7 +17,6 @@ from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import InvalidDeclaration, PlanRefused
 from dpflow.quality.watch import list_drift_checks, plan_session
 from dpflow.registry import Registry
-from tests.quality.test_modes import DAY, World, verdicts, watch
 
 REGISTRY = Registry.load()
 DRIFT = {"name": "mix", "column": "carrier", "reference": "base", "at_most": "0.3"}

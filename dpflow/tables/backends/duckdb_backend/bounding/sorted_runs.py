@@ -104,3 +104,40 @@ def merge_counts(found: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, 
     numbers, counts = numbers[order], counts[order]
     starts = run_starts(numbers)
     return numbers[starts], np.add.reduceat(counts, starts) if len(starts) else counts
+
+
+def limit_total(
+    units: Integers, rows: Integers, total: int, draws: np.random.Generator
+) -> Integers:
+    """Rows that count in each cell where a unit has ``total`` in all: one, and then the unit's cells
+    are filled up in a random order.
+
+    Args:
+        units: the unit of each cell; a unit's cells stand side by side, and are ``total`` at most.
+        rows: how many rows may count in each cell; at least 1.
+    """
+    starts = run_starts(units)
+    runs = number_runs(starts, len(units))
+    order = np.lexsort([draws.random(len(units)), runs])
+    further = rows[order] - 1
+    before = np.cumsum(further) - further
+    sizes = np.diff(starts, append=len(units))
+    spare = total - sizes[runs] - (before - before[starts][runs] if len(starts) else before)
+    kept = np.empty_like(rows)
+    kept[order] = 1 + np.clip(spare, 0, further)
+    return kept
+
+
+def rescale_sums(
+    totals: Integers, counts: Integers, most: Integers | int, draws: np.random.Generator
+) -> Integers:
+    """Sums of ``counts`` values as those of at most ``most``: that many times the mean, rounded at random without bias."""
+    large = np.flatnonzero(counts > most)
+    if len(large):
+        count = counts[large]
+        most = most if isinstance(most, int) else most[large]
+        whole, rest = np.divmod(totals[large], count)
+        totals = totals.copy()
+        # A uniform of [0, count) before the floor makes the expectation rest * most / count.
+        totals[large] = whole * most + (rest * most + draws.integers(0, count)) // count
+    return totals

@@ -25,9 +25,12 @@ from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     NumberedColumn,
     PackedRows,
     UnitGroupCells,
-    rescale_sums,
 )
-from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import choose_members, run_starts
+from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import (
+    choose_members,
+    rescale_sums,
+    run_starts,
+)
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, Value
 from dpflow.tables.backends.duckdb_backend.requests import sums
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
