@@ -9,9 +9,16 @@ from typing import Annotated
 import typer
 
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.core.contract.audit_cells import describe_values
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.registry import Registry, import_file
+
+#: Which plans a certificate covers, by whether these are ranges.
+COVERED = (
+    "plans exactly as tried",
+    "plans whose every property has a value, or lies in a range, that was tried",
+)
 
 
 def command(
@@ -98,7 +105,10 @@ def command(
                 ("property", "values"),
                 (
                     ("sensitivities", audit.arithmetic),
-                    *((what, ", ".join(values)) for what, values in audit.coverage.items()),
+                    ("covered", COVERED[audit.ranges]),
+                    *((what, describe_values(what, v)) for what, v in audit.coverage.items()),
+                    ("plans tried", str(len(audit.plans))),
+                    *((("numbers of rows", audit.sizes),) if audit.sizes else ()),
                 ),
             )
     if any(audit.refuted for audit in audits):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger, open_output
+from dpflow.core.contract.audit_cells import describe_cells, digest_cells
+from dpflow.engine import Plan, load_request, make_plan
 from dpflow.engine.releases.certificates import (
     CERTIFICATES,
     OWN_ARITHMETIC,
@@ -47,6 +49,13 @@ def command(
         Path | None,
         typer.Option(help="Private key that signs (dpflow ledger key FILE); else the owner's."),
     ] = None,
+    releases: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--release",
+            help="A release file whose plan the audit tries, and the certificate covers; may be repeated.",
+        ),
+    ] = None,
     seconds: Annotated[float, typer.Option(help="CPU seconds for each audit, about.")] = 50,
     ledger: LedgerOption = None,
 ) -> None:
@@ -55,18 +64,27 @@ def command(
     A mechanism that is refuted, or of which the audit saw nothing, gets no certificate. Nor does one
     whose shipped audit is about other code, version or distribution. One whose noise follows arithmetic of its own is
     accepted only by name.
+
+    A certificate covers the plans that the audit tried, and plans between them only where noise is fitted to what the
+    declaration implies. Name release files to have their plans tried, too.
     """
+    if releases and accept:
+        raise InvalidInput(
+            "--release tries plans now, and --accept signs what was tried before; give one of them"
+        )
+    registry = Registry.load()
+    plans = _read_plans(releases or [], registry)
+    names = [*dict.fromkeys([*(names or []), *plans])]
     if not names and not accept:
         raise InvalidInput(
             "nothing was named; name mechanisms, or sign the audits of all: dpflow certify --accept"
         )
-    registry = Registry.load()
     mechanisms = [registry.find_mechanism(name) for name in names or registry.mechanisms]
     signer, out = _find_signer(key, out, ledger)
     certificates = (
         _accept_shipped(mechanisms, registry, skip=not names)
         if accept
-        else _audit_all(mechanisms, registry, seconds)
+        else _audit_all(mechanisms, registry, seconds, plans)
     )
     signed = {one.mechanism: one.sign(signer) for one in certificates}
     others = read_notes(out) if out.exists() else []
@@ -117,25 +135,50 @@ def _accept_shipped(
     return accepted
 
 
+def _read_plans(files: Sequence[Path], registry: Registry) -> dict[str, list[Plan]]:
+    """The plans of release files by mechanism, as if their tables asked for no certificates."""
+    plans: dict[str, list[Plan]] = {}
+    for file in files:
+        request = load_request(file)
+        table = request.load_declaration().model_copy(update={"require_certified": None})
+        plan = make_plan(request.model_copy(update={"table": table}), registry)
+        plans.setdefault(plan.mechanism.name, []).append(plan)
+    return plans
+
+
 def _audit_all(
-    mechanisms: Sequence[Any], registry: Registry, seconds: float
+    mechanisms: Sequence[Any],
+    registry: Registry,
+    seconds: float,
+    plans: Mapping[str, Sequence[Plan]],
 ) -> list[MechanismCertificate]:
     """Audit now. Raises `InvalidInput` for a mechanism that does not pass."""
     with require_extra("testing", "an audit"):
         import scipy  # noqa: F401  the bounds of counted draws
 
-        from dpflow.testing.examples import read_examples
+        from dpflow.testing.examples import Example, examples_for, read_examples
         from dpflow.testing.mechanism_audit import audit_mechanism
     certificates = []
     for mechanism in mechanisms:
         # Code that no certificate can cover is refused before it is audited.
         digest_code(mechanism)
         examples = read_examples(registry.collect_examples(mechanism.name))
-        audit = audit_mechanism(mechanism, examples, seconds)
+        named = plans.get(mechanism.name, [])
+        given = examples or (examples_for(mechanism) if named else [])
+        queries = given[0].queries if given else ()
+        tried = [Example(p.table, p.params.model_dump(mode="json"), queries) for p in named]
+        audit = audit_mechanism(mechanism, examples, seconds, plans=tried)
         if audit.verdict != PASSED:
+            reason = f": {audit.reason}" if audit.reason else ""
             raise InvalidInput(
-                f"the audit of {mechanism.name} says: {audit.verdict}; nothing was signed, so see dpflow audit {mechanism.name}"
+                f"the audit of {mechanism.name} says: {audit.verdict}{reason}; nothing was signed, so see dpflow audit "
+                f"{mechanism.name}"
             )
+        for plan in named:
+            if digest_cells(describe_cells(plan.table, plan.params)) not in audit.plans:
+                raise InvalidInput(
+                    f"the plan of {plan.request.name} could not be followed, so nothing was signed; take fewer keys or rows of a unit"
+                )
         certificate = MechanismCertificate.of_audit(
             mechanism, registry.origin[mechanism.name], audit.to_json()
         )
@@ -147,7 +190,8 @@ def _audit_all(
 def _describe(certificate: MechanismCertificate) -> str:
     share = certificate.measured_epsilon / certificate.epsilon if certificate.epsilon else 0
     weaker = f"noise of 1/{certificate.weakened} would be caught"
-    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}, sensitivities: {certificate.arithmetic}"
+    covers = "ranges" if certificate.ranges else "only plans as they were tried"
+    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}, sensitivities: {certificate.arithmetic}, covers {covers}"
 
 
 def _find_signer(key: Path | None, out: Path | None, ledger: str | None) -> tuple[Signer, Path]:

@@ -135,13 +135,14 @@ def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
     product of 1 - t p_j, j not i, over t in [0, 1], the part of the others that come before i.
     """
     weights = [math.exp(-float(rate) * cost) for cost in costs]
-    law = {}
+    law: dict[float, float] = {}
     for i, p in enumerate(weights):
-        product = np.polynomial.Polynomial([1.0])
-        for j, other in enumerate(weights):
-            product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
-        law[i] = p * float(product.integ()(1.0))
-    return law
+        if p not in law:  # equal weights have equal probabilities
+            product = np.polynomial.Polynomial([1.0])
+            for j, other in enumerate(weights):
+                product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
+            law[p] = p * float(product.integ()(1.0))
+    return {i: law[p] for i, p in enumerate(weights)}
 
 
 def thresholded_counts(

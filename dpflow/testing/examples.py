@@ -246,6 +246,8 @@ def _fill_queries(model: type[BaseModel]) -> tuple[dict[str, Any], ...]:
 
 # --- answers ----------------------------------------------------------------------------------------------------------
 
+#: Values of a column, in all groups together, that stand for all of them.
+MOST_VALUES = 200
 #: The largest sum that a plan accepts.
 HUGE = 2**62 - 1
 
@@ -352,8 +354,8 @@ def _neighbouring_columns(request: UnboundedValues, replace: bool) -> list[tuple
     shared = list(np.arange(40.0) % 16) + [3.0] * 40 + [100.0] * 40
     sides = []
     for value, there in ((1000.0, True), (-1000.0, replace)):
-        extra = [value] * request.rows_per_group * there
-        groups = [shared + extra * (code < request.groups) for code in range(len(request.keys))]
+        rows = _full_groups(request, len(request.keys)) * there
+        groups = [shared + [value] * int(number) for number in rows]
         sides.append(ArrayColumn.from_groups(*groups, units=200 + there))
     return [(sides[0], sides[1])]
 
@@ -530,7 +532,9 @@ def _neighbouring_values(
     """One unit more with all its values at one end, or moved, beside no, outer and even values."""
     pairs: list[tuple[Answer, Answer]] = []
     first = _full_groups(request, len(request.keys))
-    for base in ([], [low, high] * 3, list(range(low, high + 1))):
+    steps = max(4, MOST_VALUES // len(request.keys))
+    every = range(low, high + 1, max(1, (high - low) // steps))
+    for base in ([], [low, high] * 3, list(every)):
         sides = [(high, first)] + [
             (low, order) for order in (first, first[::-1])[: len(first)] if replace
         ]
@@ -543,7 +547,7 @@ def _neighbouring_values(
 
 
 def _full_groups(
-    request: GroupedSums | SortedValues, keys: int
+    request: GroupedSums | SortedValues | UnboundedValues, keys: int
 ) -> np.ndarray[Any, np.dtype[np.int64]]:
     """A unit's rows in each of so many groups: as many full groups as its bounds allow, and a rest."""
     groups = min(keys, request.groups)

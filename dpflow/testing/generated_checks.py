@@ -4,7 +4,11 @@
 possible run is exact (`dpflow.testing.replay`), so a pure guarantee is refuted by one run, and one
 with a delta by many. Noise that stays secret is enumerated where it has few values.
 
-`structure_is_public` looks at tables of 0 to 4,096 equal units. With the same random words, the form
+Beside these small tables come plans whose numbers run through whole ranges (`dpflow.testing.generated_ranges`), each on
+its most distant neighbours, and neighbours of many equal units.
+
+`structure_is_public` looks at tables of 0 to 2^20 equal units: at every number to 256, on a geometric grid, and at each
+number that the mechanism's code names. With the same random words, the form
 of the result must not depend on how many there are: which samplers are called and at which scale,
 which values are missing, their types, stated errors and remarks. Where the form changes between n
 and n + 1 units, these are neighbours, and both results are audited.
@@ -20,28 +24,46 @@ from itertools import product
 from typing import Any
 
 from dpflow.core.accounting.events import Unprotected
-from dpflow.core.contract.audit_cells import Cells, merge_cells
+from dpflow.core.contract.audit_cells import (
+    Cells,
+    describe_cells,
+    digest_cells,
+    has_holes,
+    merge_cells,
+)
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
+from dpflow.errors import InvalidInput
 from dpflow.testing import harness
-from dpflow.testing.audit import RARE, audit_with_confirmation
+from dpflow.testing.audit import RARE, affordable_draws, audit_with_confirmation
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
 from dpflow.testing.exact_divergence import divergence
+from dpflow.testing.examples import Example, plan_mechanism
+from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import (
     CLOSE_PAIRS,
     MAX_PAIRS,
+    MAX_UNITS,
+    SMALL_SIZES,
     Case,
-    answer_units,
+    EqualUnits,
     describe_pair,
+    distant_neighbours,
     generate_cases,
     generated_neighbours,
+    list_sizes,
     lone_unit_cases,
     spread,
-    tiny_rows,
 )
-from dpflow.testing.harness import LimitedSource, StreamSource, epsilon_delta, require
+from dpflow.testing.harness import (
+    LimitedSource,
+    NotConformant,
+    StreamSource,
+    epsilon_delta,
+    require,
+)
 from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
@@ -49,7 +71,7 @@ from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
-from dpflow.testing.work import add_work, spent
+from dpflow.testing.work import spent
 
 #: Paths of one enumeration, and of all of them together.
 PATHS, ALL_PATHS = 2_000, 12_000
@@ -59,16 +81,22 @@ TAIL, SLACK = 1e-9, 1e-5
 #: depend on how busy a machine is; a mechanism whose draws take long is stopped after so many CPU
 #: seconds all the same. Cases beyond either are reported as not followed.
 PAIRS, MAX_SECONDS = 2_400, 20
+#: Work for a few pairs of every case.
+WHOLE_SECONDS = 90
 #: Runs with a delta that show whether it is too small: few, and many where few needed so much more.
 FEW_RUNS, MANY_RUNS, SUSPICIOUS = 30, 3_000, 0.05
+#: Work of one run whose numbers are chosen.
+CLIMB_SECONDS = 0.3
 #: Pairs of each case that have been compared after each round.
 DEPTHS = (2, MAX_PAIRS, CLOSE_PAIRS)
-#: Sizes of tables: all to the first number, then a geometric grid to the second.
-ALL_SIZES, MAX_SIZE = 256, 4_096
+#: Cases of which tables of many equal units are compared.
+SIZED_CASES = 4
 #: Changes of form that are audited for one case.
 MAX_CHANGES = 4
 #: Declarations with parameters whose form is looked at, and draws of an audited change.
 FORMS, DRAWS = 4, 800
+#: Work of the draws of one change.
+PAIR_SECONDS = 2
 
 
 @dataclass
@@ -78,14 +106,18 @@ class Coverage:
     Attributes:
         cases, pairs: how many declarations with parameters, and pairs of neighbours.
         cells: of all cases that were followed.
+        plans: names of these cases (`dpflow.core.contract.audit_cells.digest_cells`).
         not_followed: cases whose noise could not be followed.
+        ranges: whether each generated value of a range was tried in some case.
         paths: runs of enumerations.
     """
 
     cases: int = 0
     pairs: int = 0
     cells: Cells = field(default_factory=dict)
+    plans: frozenset[str] = frozenset()
     not_followed: int = 0
+    ranges: bool = False
     paths: int = 0
 
 
@@ -113,32 +145,66 @@ def _name_cells(cells: Cells) -> str:
 
 
 def find_violation(
-    mechanism: Mechanism[Any], effort: float = 1.0
+    mechanism: Mechanism[Any],
+    effort: float = 1.0,
+    examples: Sequence[Example] = (),
+    is_whole: bool = False,
 ) -> tuple[Violation | None, Coverage]:
     """The first pair of generated neighbours that breaks the guarantee, and what was compared: of every
     case a few pairs, then of every one more of them.
+
+    Args:
+        mechanism: an instance.
+        effort: how many times longer than usual.
+        examples: plans that are compared first; where parameters have no standard names, others are made of them.
+        is_whole: look at every case, whatever the effort: a certificate covers ranges only then.
     """
-    coverage, end = Coverage(), spent() + MAX_SECONDS * effort
+    coverage, begun = Coverage(), spent()
+    tiny = generate_cases(mechanism)
+    sized = {id(case) for case in spread(tiny)[:SIZED_CASES]}
+    cases = [*_cases_of(mechanism, examples), *tiny, *range_cases(mechanism, examples)]
     compared = [
-        _ComparedCase(mechanism, case, coverage, effort) for case in generate_cases(mechanism)
+        _ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases
     ]
     with follow_samplers():
         for depth, case in product(DEPTHS, compared):
-            if coverage.pairs >= PAIRS * effort or (coverage.pairs and spent() > end):
+            if is_whole and depth == DEPTHS[0]:
+                is_spent = spent() > begun + WHOLE_SECONDS
+            else:
+                is_spent = (
+                    coverage.pairs >= PAIRS * effort or spent() > begun + MAX_SECONDS * effort
+                )
+            if coverage.pairs and is_spent:
                 break
             if (violation := case.compare(depth)) is not None:
                 return violation, coverage
-    followed = [one for one in compared if one.done]
+    followed = [one for one in compared if one.is_followed]
     coverage.cases, coverage.not_followed = len(followed), len(compared) - len(followed)
     coverage.cells = merge_cells(one.case.cells for one in followed)
+    others = (one.case.cells for one in compared if not one.is_followed)
+    coverage.ranges = not has_holes(coverage.cells, merge_cells(others))
+    coverage.plans = frozenset(digest_cells(one.case.cells) for one in followed)
     return None, coverage
+
+
+def _cases_of(mechanism: Mechanism[Any], examples: Sequence[Example]) -> Iterator[Case]:
+    for example in examples:
+        with suppress(InvalidInput):
+            params, _ = plan_mechanism(mechanism, example.table, example.params)
+            cells = describe_cells(example.table, params)
+            yield Case(example.table, example.params, cells, is_range=True, example=example)
 
 
 class _ComparedCase:
     """A case, and how many of its pairs were compared."""
 
     def __init__(
-        self, mechanism: Mechanism[Any], case: Case, coverage: Coverage, effort: float
+        self,
+        mechanism: Mechanism[Any],
+        case: Case,
+        coverage: Coverage,
+        effort: float,
+        is_sized: bool = False,
     ) -> None:
         self.case, self.done = case, 0
         self._mechanism, self._coverage, self._effort = mechanism, coverage, effort
@@ -146,7 +212,7 @@ class _ComparedCase:
         self._event = mechanism.event(self._params, case.table)
         self._laws: dict[Any, dict[str, float] | None] = {}
         self._pairs: list[tuple[Answer, Answer]] | None = None
-        self._ends = isinstance(self._event, Unprotected)
+        self._ends, self._is_sized = isinstance(self._event, Unprotected), is_sized
 
     def compare(self, depth: int) -> Violation | None:
         """What breaks the guarantee on the first pairs, up to this number."""
@@ -155,6 +221,8 @@ class _ComparedCase:
         epsilon, delta = epsilon_delta(self._event)
         for pair in self._list_pairs()[self.done : depth]:
             loss = self._find_loss(pair, epsilon, delta)
+            if loss is None and self.case.example is not None:
+                loss = self._draw_loss(pair)
             if loss is None:
                 self._ends = True
                 return None
@@ -166,13 +234,36 @@ class _ComparedCase:
                 return Violation(self.case, epsilon, delta, loss, pair, tables)
         return None
 
+    @property
+    def is_followed(self) -> bool:
+        """Whether pairs were compared, or neighbours have the same answer."""
+        return self.done > 0 or (self._pairs == [] and not self._ends)
+
+    def _draw_loss(self, pair: tuple[Answer, Answer]) -> str:
+        """What draws show, where runs cannot be followed."""
+        try:
+            _audit_pair(self._mechanism, self.case, pair, "its neighbours are told apart")
+        except NotConformant as refusal:
+            return str(refusal)
+        return ""
+
     def _list_pairs(self) -> list[tuple[Answer, Answer]]:
         if self._pairs is None:
             try:
                 request = self._mechanism.data_request(self._params, self.case.table)
-                self._pairs = generated_neighbours(request, self.case.table, self.case.max_pairs)
+                if self.case.is_range:
+                    self._pairs = distant_neighbours(request, self.case)
+                else:
+                    self._pairs = generated_neighbours(
+                        request, self.case.table, self.case.max_pairs
+                    )
+                if self._is_sized:
+                    units = EqualUnits(request, self.case.table)
+                    listed = list_sizes(self._mechanism, units.most, SMALL_SIZES)
+                    sizes = [n for n in listed if n < MAX_UNITS]
+                    self._pairs[MAX_PAIRS // 4 : 0] = map(units.neighbours, sizes)
             except TypeError:  # a request without a reference answer
-                self._pairs = []
+                self._pairs, self._ends = [], True
         return self._pairs
 
     def _find_loss(self, pair: tuple[Answer, Answer], epsilon: float, delta: float) -> str | None:
@@ -188,6 +279,8 @@ class _ComparedCase:
                 )
             worst = max(_largest_loss(*runs), _largest_loss(*runs[::-1]))
             return f"a possible run loses {worst:.4g}" if worst > epsilon + ROUNDING else ""
+        except _TooLong:
+            return None
         except Unfollowed:
             first, second = self._law_of(pair[0]), self._law_of(pair[1])
         if first is None or second is None:
@@ -218,9 +311,18 @@ class _ComparedCase:
         return self._laws.get(name)
 
 
+class _TooLong(Exception):
+    """A run has too many numbers to choose each."""
+
+
 def _largest_loss(first: Callable[[Source], str], second: Callable[[Source], str]) -> float:
-    """The loss of a run whose numbers were chosen to lose most; any possible run would do."""
-    return float(climb_losses(first, second, 1, math.inf).max())
+    """The loss of a run whose numbers were chosen to lose most; any possible run would do. Raises `_TooLong` where
+    that takes too much work.
+    """
+    losses = climb_losses(first, second, 1, CLIMB_SECONDS)
+    if not losses.size:
+        raise _TooLong
+    return float(losses.max())
 
 
 def _draw_delta(
@@ -309,14 +411,6 @@ def _features(results: Sequence[Result], calls: Sequence[Any]) -> dict[str, Any]
     }
 
 
-def _sizes() -> Iterator[int]:
-    yield from range(ALL_SIZES + 1)
-    n = ALL_SIZES
-    while n < MAX_SIZE:
-        n = n * 3 // 2
-        yield min(n, MAX_SIZE)
-
-
 def structure_changes(
     mechanism: Mechanism[Any], case: Case, end: float = math.inf
 ) -> list[tuple[int, tuple[Answer, Answer]]]:
@@ -327,22 +421,11 @@ def structure_changes(
     """
     params = mechanism.Params.model_validate(dict(case.params))
     table = case.table
-    request = mechanism.data_request(params, table)
-    rows = tiny_rows(table)[-1:]
-    nothing = (dict.fromkeys(rows[0]),)
-    answers: dict[tuple[int, int], Answer] = {}
-
-    def answer_of(n: int, absent: int = 0) -> Answer:
-        if (n, absent) not in answers:
-            add_work(n / 8)
-            answers[n, absent] = answer_units(
-                request, table, [*[tuple(rows)] * n, *[nothing] * absent]
-            )
-        return answers[n, absent]
+    units = EqualUnits(mechanism.data_request(params, table), table)
 
     def features(n: int) -> dict[str, Any]:
         sources = _Recorder(0), _Recorder(1)
-        results = [mechanism.draw(params, table, answer_of(n), source) for source in sources]
+        results = [mechanism.draw(params, table, units.answer(n), source) for source in sources]
         return _features(results, sources[0].calls)
 
     changes: list[tuple[int, tuple[Answer, Answer]]] = []
@@ -356,7 +439,7 @@ def structure_changes(
             return [found[name] for name in steady]
 
         before = 0, form(0)
-        for n in _sizes():
+        for n in list_sizes(mechanism, units.most):
             if spent() > end:
                 break
             now = form(n)
@@ -365,9 +448,7 @@ def structure_changes(
                 while high - low > 1:
                     middle = (low + high) // 2
                     low, high = (middle, high) if form(middle) == before[1] else (low, middle)
-                # Under replace a unit without values stands where the neighbour has one more.
-                absent = int(table.neighbours == "replace")
-                changes.append((low, (answer_of(low, absent), answer_of(high))))
+                changes.append((low, units.neighbours(low)))
             before = n, now
     return changes
 
@@ -406,9 +487,9 @@ def _audit_pair(
     def sampler(draw: Callable[[], Result]) -> Callable[[], Any]:
         return lambda: make_outcome(list_features(draw()), paths)
 
-    audit = audit_with_confirmation(
-        sampler(draws[0]), sampler(draws[1]), epsilon, delta, draws=int(DRAWS * harness.effort)
-    )
+    samplers = sampler(draws[0]), sampler(draws[1])
+    number = affordable_draws(samplers[1], int(DRAWS * harness.effort), PAIR_SECONDS)
+    audit = audit_with_confirmation(*samplers, epsilon, delta, draws=number)
     require(audit.passed, f"{what} ({dict(case.params)}, {case.table.neighbours}): {audit}")
 
 

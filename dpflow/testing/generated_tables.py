@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import combinations_with_replacement, product, zip_longest
 from typing import Any
@@ -20,9 +20,21 @@ from typing import Any
 from dpflow.core.contract.audit_cells import Cells, describe_cells, list_settings
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, DataRequest, GroupedSums
+from dpflow.core.contract.requests import (
+    Answer,
+    DataRequest,
+    GroupedSums,
+    Groups,
+    ValueCounts,
+)
 from dpflow.errors import InvalidInput
-from dpflow.testing.examples import plan_mechanism, standard_parameters
+from dpflow.testing.code_constants import list_constants
+from dpflow.testing.examples import (
+    Example,
+    neighbouring_answers,
+    plan_mechanism,
+    standard_parameters,
+)
 from dpflow.testing.neighbours import (
     UnitRows,
     answer_fingerprint,
@@ -30,6 +42,7 @@ from dpflow.testing.neighbours import (
     possible_units,
     reference_answer,
 )
+from dpflow.testing.work import add_work
 
 #: Bounds of a column in its own units and its step, by where they lie.
 BOUNDS: Mapping[str, tuple[int, int, str]] = {
@@ -66,12 +79,16 @@ class Case:
         params: as in a release file.
         cells: what a certificate says of it.
         max_pairs: pairs of neighbours that are compared.
+        is_range: whether its neighbours are those most distant within its contribution bounds, not all tiny ones.
+        example: whose neighbours they are, if it has some.
     """
 
     table: Table
     params: Mapping[str, Any]
     cells: Cells
     max_pairs: int = MAX_PAIRS
+    is_range: bool = False
+    example: Example | None = None
 
 
 @lru_cache(maxsize=1)
@@ -224,6 +241,100 @@ def generated_neighbours(
         else:
             pairs += chosen
     return [one for two in zip_longest(pairs, crowd) for one in two if one is not None]
+
+
+def distant_neighbours(request: DataRequest, case: Case) -> list[tuple[Answer, Answer]]:
+    """Pairs that are as far apart as contribution bounds allow: a unit fills all groups and rows that it may. Those of
+    an example that brings its own.
+    """
+    if case.example is not None and case.example.sides is not None:
+        sides, table = case.example.sides, case.table
+        return [(sides.answer_request(request, table, 0), sides.answer_request(request, table, 1))]
+    return [
+        pair
+        for pair in neighbouring_answers(request, case.table)
+        if answer_fingerprint(pair[0]) != answer_fingerprint(pair[1])
+    ]
+
+
+#: Sizes of tables: all to the first number, then a geometric grid to the second; the third where each unit is
+#: counted by itself.
+ALL_SIZES, MAX_SIZE, MAX_UNITS = 256, 2**20, 20_000
+#: All sizes to this one, where more than a form is compared.
+SMALL_SIZES = 24
+
+
+def list_sizes(
+    mechanism: Mechanism[Any], most: int = MAX_SIZE, every: int = ALL_SIZES
+) -> list[int]:
+    """Numbers of units to try: every small one, a geometric grid, and what stands in the mechanism's code, with its
+    neighbours.
+    """
+    sizes, n = {*range(every + 1)}, every
+    while n < most:
+        n = min(n * 3 // 2, most)
+        sizes.add(n)
+    return sorted({*sizes, *list_constants(mechanism).integers(0, most)})
+
+
+def describe_sizes(mechanism: Mechanism[Any]) -> str:
+    """The sizes of `list_sizes` for people."""
+    named = len(list_constants(mechanism).integers(ALL_SIZES + 1, MAX_SIZE))
+    return f"0 to {ALL_SIZES} equal units, a geometric grid to {MAX_SIZE}, and {named} numbers at constants of the code"
+
+
+class EqualUnits:
+    """Answers on tables of so many equal units. Raises `TypeError` for a request without a reference answer."""
+
+    def __init__(self, request: DataRequest, table: Table) -> None:
+        self._request, self._table = request, table
+        self._unit = tuple(tiny_rows(table)[-1:])
+        self._nothing = (dict.fromkeys(self._unit[0]),)
+        self._answers: dict[tuple[int, int], Answer] = {}
+        self._parts: tuple[Any, Any] | None = None
+        one, nothing = (
+            answer_units(request, table, [unit]) for unit in (self._unit, self._nothing)
+        )
+        self.most = MAX_UNITS
+        # Answers on equal units are multiples; private keys may differ.
+        if isinstance(one, Groups) and isinstance(nothing, Groups) and one.keys == nothing.keys:
+            self._parts, self.most = (one, nothing), MAX_SIZE
+        if (
+            isinstance(one, ValueCounts)
+            and isinstance(nothing, ValueCounts)
+            and not nothing.counts.size
+        ):
+            self._parts = one, nothing
+
+    def answer(self, n: int, absent: int = 0) -> Answer:
+        """On n units, and so many without values."""
+        if (n, absent) not in self._answers:
+            if self._parts is not None:
+                self._answers[n, absent] = _add_answers(*self._parts, n, absent)
+            else:
+                add_work(n / 8)
+                units = [*[self._unit] * n, *[self._nothing] * absent]
+                self._answers[n, absent] = answer_units(self._request, self._table, units)
+        return self._answers[n, absent]
+
+    def neighbours(self, n: int) -> tuple[Answer, Answer]:
+        """On n and on n + 1 units; where units are replaced, one without values stands in for the last."""
+        return self.answer(n, int(self._table.neighbours == "replace")), self.answer(n + 1)
+
+
+def _add_answers(one: Any, other: Any, n: int, m: int) -> Answer:
+    """n times one answer, and m times the other."""
+    if isinstance(one, ValueCounts):
+        return replace(one if n else other, counts=(one if n else other).counts * n)
+    sums, counts, squares = (
+        {
+            name: n * values + m * getattr(other, what)[name]
+            for name, values in getattr(one, what).items()
+        }
+        for what in ("sums", "counts", "squares")
+    )
+    rows, units = n * one.rows + m * other.rows, n * one.units + m * other.units
+    return Groups(one.keys, rows, units, sums, counts, squares)
 
 
 def describe_pair(request: DataRequest, table: Table, pair: tuple[Answer, Answer]) -> str:

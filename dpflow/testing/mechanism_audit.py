@@ -8,7 +8,8 @@ Of a composition whose parts no pair of neighbours shows together, each part is 
 (`dpflow.testing.part_audit`).
 
 First of all a one-shot mechanism is held to its guarantee on generated declarations, parameters and neighbours
-(`dpflow.testing.generated_checks`), and a session at epsilons from 1/1000 to 100.
+(`dpflow.testing.generated_checks`), a session at epsilons from 1/1000 to 100. A draw that does anything beside returning
+its result is refuted, too.
 
 Each is run once more with the noise of every sampler weakened (`dpflow.testing.sampler_patches`)
 by 2, 4, 8, ... until it refutes the guarantee: an audit that cannot see a broken mechanism says
@@ -20,15 +21,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
+from functools import partial
 from itertools import product
 from typing import Any
 
 from dpflow.core.accounting.events import Event, Unprotected
-from dpflow.core.contract.audit_cells import Cells, describe_cells, merge_cells
+from dpflow.core.contract.audit_cells import Cells, describe_cells, digest_cells, merge_cells
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.errors import InvalidInput
@@ -54,11 +56,17 @@ from dpflow.testing.generated_checks import (
     find_violation,
     structure_is_public,
 )
-from dpflow.testing.generated_tables import EPSILONS
+from dpflow.testing.generated_ranges import range_cases
+from dpflow.testing.generated_tables import EPSILONS, describe_sizes, spread
 from dpflow.testing.harness import NotConformant, epsilon_delta, spend_effort
 from dpflow.testing.moves import ORDER, Arithmetic, check_moves, compare_session
 from dpflow.testing.part_audit import audit_parts
-from dpflow.testing.release_checks import neighbouring_results
+from dpflow.testing.release_checks import (
+    draw_never_raises,
+    neighbouring_results,
+    order_is_public,
+    randomness_is_the_source,
+)
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
 from dpflow.testing.replay_audit import replay_examples, replay_pair
 from dpflow.testing.sampler_patches import weaken_noise
@@ -75,8 +83,12 @@ CONFIDENCE = 0.99
 DRAWS = 40_000
 #: CPU seconds of an audit that looks at all generated tables.
 ENOUGH = 50
+#: Of the effort of such an audit, from where on ranges are tried whole.
+WHOLE = 0.1
 #: CPU seconds of a session's look at one epsilon, and draws from either neighbour.
 SWEEP_SECONDS, SWEEP_DRAWS = 0.8, 400
+#: Examples, and plans at ends of ranges, on which it is looked at what a draw does beside its result.
+CONDUCT = 6
 #: Points of a privacy profile.
 POINTS = 41
 
@@ -104,6 +116,9 @@ class MechanismAudit:
         stated, measured: privacy profiles: delta by epsilon, from above and from below.
         coverage: values by property of the declarations and parameters that were tried
             (`dpflow.core.contract.audit_cells`).
+        plans: names of all plans that were tried (`dpflow.core.contract.audit_cells.digest_cells`).
+        sizes: numbers of rows that were tried, for people: they are private, and decide nothing.
+        ranges: whether each generated value of a range was tried in some plan.
         not_followed: generated declarations with parameters of which nothing could be compared.
         arithmetic: where noise takes its sensitivity from, as far as draws showed: ``of requests``, ``declared`` (and
             tested), or ``own arithmetic`` (`dpflow.testing.moves`).
@@ -127,6 +142,9 @@ class MechanismAudit:
     measured: Profile
     reason: str = ""
     coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    plans: Sequence[str] = field(default_factory=list)
+    sizes: str = ""
+    ranges: bool = False
     not_followed: int = 0
     arithmetic: Arithmetic = ORDER[-1]
 
@@ -156,14 +174,16 @@ def audit_mechanism(
     examples: Sequence[Example] = (),
     seconds: float = ENOUGH,
     seed: int = 0,
+    plans: Sequence[Example] = (),
 ) -> MechanismAudit:
     """Audit a mechanism on examples, or on the standard ones.
 
     Args:
         mechanism: an instance.
         examples: for a mechanism whose parameters have no standard names.
+        plans: declarations with parameters to try beside all others.
         seconds: work, about as many seconds of CPU time, beside that of generated tables; the exact method ends
-            earlier. Below `ENOUGH` fewer of these are looked at, too.
+            earlier. Below `ENOUGH` fewer of these are looked at, too, and below a tenth of it no range is whole.
         seed: of all randomness. Work is counted (`dpflow.testing.work`), so all that is said follows from code,
             arguments and seed, but for ``seconds``.
 
@@ -172,12 +192,15 @@ def audit_mechanism(
     """
     begun = time.thread_time()
     with count_work(mechanism, seed):
-        audit = _audit_by_work(mechanism, examples, seconds)
+        audit = _audit_by_work(mechanism, examples, plans, seconds)
     return replace(audit, seconds=time.thread_time() - begun)
 
 
 def _audit_by_work(
-    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+    mechanism: AnyMechanism,
+    examples: Sequence[Example],
+    plans: Sequence[Example],
+    seconds: float,
 ) -> MechanismAudit:
     examples = [add_computed_columns(mechanism, example) for example in examples]
     given = examples or examples_for(mechanism)
@@ -185,9 +208,9 @@ def _audit_by_work(
         return _state_nothing(mechanism, given[0])
     with spend_effort(harness.effort * min(1.0, seconds / ENOUGH)):
         generated = (
-            _check_generated(mechanism, given)
+            _check_generated(mechanism, given, plans)
             if isinstance(mechanism, Mechanism)
-            else _sweep_epsilons(mechanism, given)
+            else _sweep_epsilons(mechanism, given, plans)
         )
     if generated.reason:
         seconds = min(seconds, 2)  # for a profile: the verdict is known
@@ -217,11 +240,12 @@ def _audit_by_work(
     )
     if generated.reason:
         best = replace(best, refuted=True, reason=generated.reason, weakened=None, power=0.0)
-    cells = [generated.cells, *_cells_of(mechanism, [*given, *tiny])]
-    coverage = {name: sorted(values) for name, values in sorted(merge_cells(cells).items())}
     return replace(
         best,
-        coverage=coverage,
+        coverage={name: sorted(values) for name, values in sorted(generated.cells.items())},
+        plans=sorted(generated.plans),
+        sizes=generated.sizes,
+        ranges=generated.ranges and generated.arithmetic == ORDER[0],
         not_followed=generated.not_followed,
         arithmetic=generated.arithmetic,
     )
@@ -233,27 +257,56 @@ class _Generated:
 
     reason: str = ""
     cells: Cells = field(default_factory=dict)
+    plans: frozenset[str] = frozenset()
+    sizes: str = ""
+    ranges: bool = False
     not_followed: int = 0
     arithmetic: Arithmetic = ORDER[-1]
 
 
-def _check_generated(mechanism: Mechanism[Any], examples: Sequence[Example]) -> _Generated:
-    """The checks of generated tables."""
-    violation, coverage = find_violation(mechanism, harness.effort)
-    moves = check_moves(mechanism, harness.effort, examples)
+def _check_generated(
+    mechanism: Mechanism[Any], examples: Sequence[Example], plans: Sequence[Example]
+) -> _Generated:
+    """The checks of generated tables, and of what a draw does beside its result."""
+    is_whole = harness.effort >= WHOLE
+    violation, coverage = find_violation(mechanism, harness.effort, [*plans, *examples], is_whole)
+    moves = check_moves(mechanism, harness.effort, [*examples, *plans])
     reason = moves.excess if violation is None else str(violation)
-    for check in (structure_is_public, delta_covers_lone_units):
+    checks = (
+        structure_is_public,
+        delta_covers_lone_units,
+        partial(_check_conduct, examples=[*plans, *examples]),
+    )
+    for check in checks:
         try:
             if not reason:
                 check(mechanism)
         except NotConformant as refusal:
             reason = str(refusal)
-    arithmetic = moves.arithmetic or ORDER[-1]
-    return _Generated(reason, coverage.cells, coverage.not_followed, arithmetic)
+    return _Generated(
+        reason,
+        coverage.cells,
+        coverage.plans,
+        describe_sizes(mechanism),
+        coverage.ranges,
+        coverage.not_followed,
+        moves.arithmetic or ORDER[-1],
+    )
+
+
+def _check_conduct(mechanism: Mechanism[Any], examples: Sequence[Example]) -> None:
+    """A draw does nothing but return its result, also at ends of ranges."""
+    for example in examples[:CONDUCT]:
+        for rule in (draw_never_raises, randomness_is_the_source, order_is_public):
+            rule(mechanism, example)
+    for case in spread([*range_cases(mechanism, examples)])[:CONDUCT]:
+        draw_never_raises(mechanism, Example(case.table, case.params))
 
 
 def _sweep_epsilons(
-    mechanism: InteractiveMechanism[Any, Any], examples: Sequence[Example]
+    mechanism: InteractiveMechanism[Any, Any],
+    examples: Sequence[Example],
+    plans: Sequence[Example] = (),
 ) -> _Generated:
     """A short look at a session under either relation at each power of ten of epsilon: whole runs replayed, or
     drawn where they cannot be.
@@ -262,7 +315,10 @@ def _sweep_epsilons(
     if "epsilon" not in mechanism.Params.model_fields:
         return _Generated()
     first = {example.table.neighbours: example for example in reversed(examples)}
-    for example, epsilon in product(first.values(), EPSILONS):
+    for example, epsilon in [
+        *((plan, plan.params["epsilon"]) for plan in plans),
+        *product(first.values(), EPSILONS),
+    ]:
         trial = replace(example, params={**example.params, "epsilon": epsilon})
         with suppress(InvalidInput):
             params, _ = plan_mechanism(mechanism, trial.table, trial.params)
@@ -273,7 +329,12 @@ def _sweep_epsilons(
                 )
             cells.append(describe_cells(trial.table, params))
     moves = compare_session(mechanism, first.values())
-    return _Generated(moves.excess, merge_cells(cells), arithmetic=moves.arithmetic or ORDER[-1])
+    return _Generated(
+        moves.excess,
+        merge_cells(cells),
+        frozenset(map(digest_cells, cells)),
+        arithmetic=moves.arithmetic or ORDER[-1],
+    )
 
 
 def _holds_briefly(mechanism: InteractiveMechanism[Any, Any], example: Example) -> bool:
@@ -287,14 +348,6 @@ def _holds_briefly(mechanism: InteractiveMechanism[Any, Any], example: Example) 
         if not audit_with_confirmation(a, b, *guarantee, draws=draws).passed:
             return False
     return True
-
-
-def _cells_of(mechanism: AnyMechanism, examples: Sequence[Example]) -> Iterator[Cells]:
-    """The properties of examples that plan."""
-    for example in examples:
-        with suppress(InvalidInput):
-            params, _ = plan_mechanism(mechanism, example.table, example.params)
-            yield describe_cells(example.table, params)
 
 
 def _state_nothing(mechanism: AnyMechanism, example: Example) -> MechanismAudit:

@@ -31,25 +31,37 @@ from dpflow.core.toolbox.noise import Noise
 from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.testing import harness
 from dpflow.testing.examples import Example, plan_mechanism
+from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import (
     MAX_CASES,
+    MAX_UNITS,
+    SMALL_SIZES,
+    Case,
+    EqualUnits,
     describe_pair,
+    distant_neighbours,
     generate_cases,
     generated_neighbours,
+    list_sizes,
+    spread,
 )
 from dpflow.testing.harness import StreamSource, require
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.release_checks import list_pairs
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.session_checks import MemorySession, Pick, neighbouring_sides
+from dpflow.testing.work import spent
 
 #: From the best to the worst: every sensitivity is a request's; some are declared, and tested; or some sampler was
 #: called with arithmetic of the mechanism's own.
 Arithmetic = Literal["of requests", "declared", "own arithmetic"]
 ORDER: tuple[Arithmetic, ...] = ("of requests", "declared", "own arithmetic")
 
-#: Pairs of one generated case, and pairs without a statistic to compare after which none is expected.
-PAIRS, HOPELESS = 6, 24
+#: Pairs of one generated case, pairs without a statistic to compare after which none is expected, and cases of which
+#: tables of many equal units are compared.
+PAIRS, HOPELESS, SIZED = 6, 24, 4
+#: Work of all pairs.
+SECONDS = 8
 
 
 def _worst(*arithmetic: Arithmetic | None) -> Arithmetic | None:
@@ -285,47 +297,61 @@ class Moves:
 def check_moves(
     mechanism: Mechanism[Any], effort: float = 1.0, examples: Sequence[Example] = ()
 ) -> Moves:
-    """Compare draws on neighbours: of generated cases, or of examples where parameters have no standard names."""
+    """Compare draws on neighbours: of examples, of generated cases, and of tables of many equal units."""
     worst: Arithmetic | None = None
-    pairs, comparable = 0, False
+    pairs, comparable, end = 0, False, spent() + SECONDS * effort
     most = max(1, int(MAX_CASES * min(1.0, 8 * effort)))
-    cases = [(case.table, case.params) for case in generate_cases(mechanism)[:most]]
-    by_hand = [(one.table, one.params) for one in examples if not cases]
+    tiny = [*generate_cases(mechanism)[:most]]
+    sized = {id(case) for case in spread(tiny)[:SIZED]}
+    by_hand = [Case(one.table, one.params, {}) for one in examples if not tiny]
+    ranges = [*range_cases(mechanism, examples)]
+    ranges = spread(ranges)[: max(1, int(len(ranges) * min(1.0, 8 * effort)))]
     with watch_doors():
-        for number, (table, raw) in enumerate(cases or by_hand):
-            if pairs > HOPELESS and not comparable:
+        for number, case in enumerate([*tiny, *by_hand, *ranges]):
+            if (pairs > HOPELESS and not comparable) or spent() > end:
                 break
-            params, _ = plan_mechanism(mechanism, table, raw)
-            request = mechanism.data_request(params, table)
-            for pair in _pairs_of(request, table, None if cases else examples[number]):
-                first, second = (_bind(mechanism, params, table, answer) for answer in pair)
+            params, _ = plan_mechanism(mechanism, case.table, case.params)
+            request = mechanism.data_request(params, case.table)
+            example = examples[number] if case in by_hand else None
+            for pair in _pairs_of(mechanism, request, case, example, id(case) in sized):
+                first, second = (_bind(mechanism, params, case.table, answer) for answer in pair)
                 arithmetic, compared, excess = compare_moves(first, second, seed=pairs)
                 worst = _worst(worst, arithmetic)
                 pairs, comparable = pairs + 1, comparable or compared > 0
                 if excess:
                     tables = (
-                        describe_pair(request, table, pair)
-                        if cases
-                        else " and ".join(str(answer_fingerprint(answer)) for answer in pair)
+                        " and ".join(str(answer_fingerprint(answer)) for answer in pair)
+                        if example or case.is_range
+                        else describe_pair(request, case.table, pair)
                     )
-                    where = f"({dict(raw)}, {table.neighbours}). Neighbouring answers: {tables}"
+                    where = f"({dict(case.params)}, {case.table.neighbours}). Neighbouring answers: {tables}"
                     return Moves(worst, pairs, f"{excess} {where}")
     return Moves(worst, pairs, "")
 
 
 def _pairs_of(
-    request: DataRequest, table: Table, example: Example | None
+    mechanism: Mechanism[Any],
+    request: DataRequest,
+    case: Case,
+    example: Example | None,
+    is_sized: bool,
 ) -> Sequence[tuple[Answer, Answer]]:
     try:
-        pairs = (
-            list_pairs(request, example)
-            if example is not None
-            else generated_neighbours(request, table, 16)
-        )
+        if example is not None:
+            pairs = list_pairs(request, example)
+        elif case.is_range:
+            pairs = distant_neighbours(request, case)
+        else:
+            pairs = generated_neighbours(request, case.table, 16)
+        # Numbers of private keys have the same places only where both sides have the same keys.
+        pairs = [pair for pair in pairs if _keys(pair[0]) == _keys(pair[1])][:PAIRS]
+        if is_sized:
+            units = EqualUnits(request, case.table)
+            sizes = list_sizes(mechanism, units.most, SMALL_SIZES)
+            pairs += [units.neighbours(n) for n in sizes if n <= MAX_UNITS]
     except TypeError:  # a request without a reference answer
         return []
-    # Numbers of private keys have the same places only where both sides have the same keys.
-    return [pair for pair in pairs if _keys(pair[0]) == _keys(pair[1])][:PAIRS]
+    return pairs
 
 
 def _keys(answer: Answer) -> Any:

@@ -391,6 +391,7 @@ def _follow_rows(costs: Any, rate: Any, source: _Follower) -> Any:
 def _follow_flips(costs: Any, rate: Any, source: _Follower) -> int:
     if len(costs) > MOST_FLIPS:
         raise Unfollowed("the law of so many flips is not computed here")
+    add_work(len(costs) * len(set(_as_list(costs))))
     law = exact_divergence.permute_and_flip(_as_list(costs), rate * source.factor)
     return int(source.follow(ChoiceLaw(np.log([max(law[i], 1e-300) for i in range(len(costs))]))))
 

@@ -18,7 +18,14 @@ from dpflow.testing.conformance import (
     conformance_checks,
     request_is_within_bounds,
 )
-from dpflow.testing.corpus import CONTROLS, TWINS, Control, broken_deltas, broken_moves
+from dpflow.testing.corpus import (
+    CONTROLS,
+    TWINS,
+    Control,
+    broken_deltas,
+    broken_moves,
+    broken_ranges,
+)
 from dpflow.testing.corpus.broken_moves import RunningTotals
 from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
 from dpflow.testing.corpus.broken_sensitivities import SoundSum
@@ -34,7 +41,7 @@ HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
 
 
 #: Of these families one of each kind is in every run.
-SAMPLED = (broken_moves.__name__, broken_deltas.__name__)
+SAMPLED = (broken_moves.__name__, broken_deltas.__name__, broken_ranges.__name__)
 
 
 def sample_families(items: Sequence[Any], kind: Callable[[Any], tuple[str, str]]) -> list[Any]:

@@ -2,9 +2,9 @@
 
 A table whose declaration has ``require_certified`` takes no plan of a mechanism without one, and a
 scope that was granted with keys of certifiers pays for none. A certificate names the mechanism, its
-version, digests of the code that draws and of dpflow's core, what the audit found, and which kinds of
-declarations and parameters it tried. A change of any of these files ends it, and a plan of another kind
-is not certified.
+version, digests of the code that draws and of dpflow's core, what the audit found, and which plans
+it tried. A change of any of these files ends it, and it covers no other plans but those between them
+(`dpflow.core.contract.audit_cells` has the rule).
 
 Distributions ship what audits found unsigned (`AUDITS`), since no key of a builder means anything to
 an owner. ``dpflow certify --accept`` compares it with the code that is installed and signs it.
@@ -27,7 +27,12 @@ from importlib import import_module, metadata
 from pathlib import Path
 from typing import Any
 
-from dpflow.core.contract.audit_cells import Cells, describe_cells, list_uncovered
+from dpflow.core.contract.audit_cells import (
+    Cells,
+    describe_cells,
+    digest_cells,
+    list_uncovered,
+)
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, LedgerCorrupt, PlanRefused
 from dpflow.extras import DISTRIBUTION
@@ -51,6 +56,8 @@ COVERS = (
 PASSED = "not refuted"
 #: Of a mechanism that calls samplers at scales which it computes itself: certified by name alone.
 OWN_ARITHMETIC = "own arithmetic"
+#: Values that a refusal names, at most.
+MAX_NAMED = 4
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,10 @@ class MechanismCertificate:
         measured_epsilon: the lower bound that was found.
         weakened, power: which weaker noise the audit would have caught, and how surely.
         verdict: `PASSED`, or the certificate certifies nothing.
-        coverage: properties of the declarations and parameters that the audit tried; no other plan is
-            certified (`dpflow.core.contract.audit_cells`).
+        coverage: values of each property that the audit tried (`dpflow.core.contract.audit_cells`).
+        plans: names of all plans that it tried, each with one value of every property.
+        sizes: numbers of rows that it tried, for people.
+        ranges: whether it covers plans between those that it tried.
         not_followed: generated declarations with parameters whose noise the audit could not follow.
         arithmetic: where the mechanism's noise takes its sensitivity from, as far as draws showed: ``of requests``,
             ``declared`` (and tested), or ``own arithmetic``.
@@ -88,6 +97,9 @@ class MechanismCertificate:
     power: float
     verdict: str
     coverage: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    plans: Sequence[str] = field(default_factory=list)
+    sizes: str = ""
+    ranges: bool = False
     not_followed: int = 0
     arithmetic: str = OWN_ARITHMETIC
     covers: str = COVERS
@@ -124,6 +136,13 @@ class MechanismCertificate:
             return cls(**json.loads(text.removeprefix(_FIRST_LINE)))
         except (LedgerCorrupt, ValueError, TypeError):
             return None
+
+    def list_uncovered(self, cells: Cells) -> list[str]:
+        """What it does not cover of a plan with these properties; empty if all is covered."""
+        if digest_cells(cells) in self.plans:
+            return []
+        missing = list_uncovered(cells, self.coverage)
+        return missing if missing or self.ranges else ["these values together"]
 
     def list_differences(self, mechanism: Any) -> list[str]:
         """What is not as it was when this was signed."""
@@ -323,12 +342,13 @@ def list_certifiers(
         for _, one in matching
     ]
     present = [one for one, different in zip(matching, differences, strict=True) if not different]
-    certifiers = {key for key, one in present if not list_uncovered(cells, one.coverage)}
+    certifiers = {key for key, one in present if not one.list_uncovered(cells)}
     if present and not certifiers:
-        missing = min((list_uncovered(cells, one.coverage) for _, one in present), key=len)
+        missing = min((one.list_uncovered(cells) for _, one in present), key=len)
+        named = ", ".join(missing[:MAX_NAMED]) + (", ..." if len(missing) > MAX_NAMED else "")
         raise PlanRefused(
-            f"{about}, and the audit of {mechanism.name} tried no plan with {', '.join(missing)}; change the plan, or "
-            f"register examples with it in the hook dpflow_register_examples and audit again"
+            f"{about}, and the audit of {mechanism.name} tried no plan with {named}; change the plan, or try it and sign: "
+            f"dpflow certify {mechanism.name} --release FILE"
         )
     if not certifiers:
         nearest = min(differences, key=len)

@@ -11,6 +11,7 @@ from dpflow.testing.corpus import (
     broken_compositions,
     broken_deltas,
     broken_moves,
+    broken_ranges,
     broken_releases,
     broken_sensitivities,
     broken_sessions,
@@ -152,6 +153,31 @@ CONTROLS = (
     Control(broken_deltas.ShowsHalfOfTheLone(), _LONE),
     Control(broken_deltas.RuleOfAddRemove(), _GENERATED),
     Control(broken_deltas.TwiceTheEpsilon(), _GENERATED),
+    Control(broken_ranges.HalfFromFiveKeys(), _GENERATED),
+    Control(broken_ranges.HalfFromManyKeys(), _GENERATED),
+    Control(broken_ranges.HalfAtSomeKeys(), _GENERATED),
+    Control(broken_ranges.TwoGroups(), _GENERATED),
+    Control(broken_ranges.SevenGroups(), _GENERATED),
+    Control(broken_ranges.TwoRows(), _GENERATED),
+    Control(broken_ranges.ElevenRows(), _GENERATED),
+    Control(broken_ranges.PeakOfOneSign(), _GENERATED),
+    Control(broken_ranges.FloatPeak(), _GENERATED),
+    Control(broken_ranges.PeakCapped(), _GENERATED),
+    Control(broken_ranges.PeakCappedHigh(), _GENERATED),
+    Control(broken_ranges.QuarterWhereMissingIsZero(), _GENERATED),
+    Control(broken_ranges.HalfWhereMissingIsLow(), _GENERATED),
+    Control(broken_ranges.WholeEpsilons(), _GENERATED),
+    Control(broken_ranges.WrongWeight(), _GENERATED),
+    Control(broken_ranges.HalfInBlocks(), _GENERATED),
+    Control(broken_ranges.HalfOnAHoldout(), _GENERATED),
+    Control(broken_ranges.NarrowDoor(), _GENERATED),
+    Control(broken_ranges.NarrowDoorForGroups(), _GENERATED),
+    Control(broken_ranges.CheaperDoor(), _GENERATED),
+    Control(broken_ranges.ExactAt300(), _STRUCTURE),
+    Control(broken_ranges.ExactFrom10000(), _STRUCTURE),
+    Control(broken_ranges.ExactFromAComputedNumber(), _STRUCTURE),
+    Control(broken_ranges.ExactAtALongText(), _STRUCTURE),
+    Control(broken_ranges.CappedSquares(), _MOVES),
 )
 
 #: Sound mechanisms beside the broken ones: a suite that refuses one of these is broken, too.
@@ -171,4 +197,18 @@ TWINS = (
     broken_moves.SortedByNoise(),
     broken_moves.SeldomMoreNoise(),
     broken_deltas.SoundRule(),
+    broken_ranges.MoreFromFiveKeys(),
+    broken_ranges.SoundWeight(),
+    broken_ranges.SoundTenfold(),
+    broken_ranges.WiderDoor(),
+)
+
+#: Mechanisms that are wrong at values which no audit guesses, and parameters at which they are: no certificate may cover
+#: such a plan.
+HIDDEN = (
+    (broken_ranges.HalfInAWindow(), {"epsilon": "0.81"}),
+    (broken_ranges.WrongHiddenWeight(), {"weight": 61}),
+    (broken_ranges.WrongLabel(), {"label": "cheap"}),
+    (broken_ranges.WrongLabels(), {"label": "yxone"}),
+    (broken_ranges.HalfForBoth(), {"by": "kind"}),
 )

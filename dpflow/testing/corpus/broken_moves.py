@@ -69,7 +69,9 @@ class SoundKeyed(Mechanism[KeyedParams]):
     def draw(self, params: KeyedParams, table: Table, answer: Any, source: Source) -> Result:
         """Noise on each number."""
         noisy = self.noise(params, table).add_noise(self.statistic(params, answer), source)
-        return Result(tuple(Row(str(i), "sum", n) for i, n in enumerate(noisy.tolist())))
+        numbers = noisy.tolist()
+        keys = answer.keys if len(answer.keys) == len(numbers) else map(str, range(len(numbers)))
+        return Result(tuple(Row(key, "sum", n) for key, n in zip(keys, numbers, strict=True)))
 
 
 class RowsForSum(SoundKeyed):

