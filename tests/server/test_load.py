@@ -1,0 +1,108 @@
+"""More requests than the queue takes, and clients that are slow or vanish: what is accepted is paid once, the rest not."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from service_world import Server, ServiceWorld, headers_of
+
+#: What one of the requests costs, in thousandths; more principals than one fill the queue.
+COST = "0.001"
+CLIENTS = 8
+
+
+def ask(number: int) -> dict[str, Any]:
+    """A release like no other."""
+    params = {"by": "city", "epsilon": COST}
+    return {"name": f"n{number}", "mechanism": "histogram", "table": "visits", "params": params}
+
+
+def read_memory(pid: int) -> int:
+    """Resident bytes of a process."""
+    fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
+    return int(fields[0]) * 1024
+
+
+def send_half(port: int) -> socket.socket:
+    """A request whose body never comes, on an open connection."""
+    connection = socket.create_connection(("127.0.0.1", port))
+    head = f"POST /v1/release HTTP/1.1\r\nHost: x\r\nAuthorization: {headers_of('ann')['Authorization']}\r\n"
+    connection.sendall(
+        f"{head}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{".encode()
+    )
+    return connection  # fmt: skip
+
+
+def vanish(port: int, number: int) -> None:
+    """A request whose sender is gone before the answer."""
+    body = json.dumps(ask(number))
+    with socket.create_connection(("127.0.0.1", port)) as connection:
+        head = f"POST /v1/release HTTP/1.1\r\nHost: x\r\nAuthorization: {headers_of('bob')['Authorization']}\r\n"
+        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+        connection.sendall((head + body).encode())
+
+
+@pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
+def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> None:
+    """Each is answered with 202, or with 429 and when to come again. Meanwhile twenty clients hold a half request, and
+    twenty vanish.
+    """
+    world = ServiceWorld(tmp_path, max_waiting=20)
+    server = Server(world.file)
+    answers: Counter[int] = Counter()
+    accepted: set[str] = set()
+    lock = threading.Lock()
+
+    def flood(part: int) -> None:
+        with server.client(("ann", "bob")[part % 2]) as client:
+            for n in range(part, number, CLIENTS):
+                answer = client.post("/v1/release", json=ask(n))
+                with lock:
+                    answers[answer.status_code] += 1
+                    if answer.status_code == 202:
+                        accepted.add(answer.json()["job"])
+                    else:
+                        assert answer.json()["error"] == "too_many_requests"
+                        assert int(answer.headers["Retry-After"]) >= 1
+
+    try:
+        before = read_memory(server.process.pid)
+        halves = [send_half(server.port) for _ in range(20)]
+        threads = [threading.Thread(target=flood, args=(part,)) for part in range(CLIENTS)]
+        for thread in threads:
+            thread.start()
+        for n in range(20):
+            vanish(server.port, number + n)
+        while any(thread.is_alive() for thread in threads):
+            assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+            time.sleep(1)
+        grown = read_memory(server.process.pid) - before
+        for half in halves:
+            half.close()
+        # What was accepted is settled, also of those who asked no more.
+        deadline = time.monotonic() + 120
+        while time.monotonic() < deadline and any(
+            not one.settled for one in world.ledger.reserved_releases()
+        ):
+            time.sleep(0.5)
+        with server.client("ann") as client:
+            while any(client.get(f"/v1/jobs/{job}").status_code == 202 for job in sorted(accepted)):
+                time.sleep(0.5)
+    finally:
+        server.stop()
+    assert sum(answers.values()) == number and set(answers) <= {202, 429}
+    settled = [one for one in world.ledger.releases() if one.settled]
+    assert len(accepted) <= len(settled) <= len(accepted) + 20
+    (row,) = world.ledger.remaining("visits").rows()
+    assert row["epsilon_spent"] == f"{len(settled) / 1000:g}"
+    assert not list(world.ledger.reserved_releases()) and world.ledger.verify().ok
+    assert grown < 300 * 2**20
+    print(f"{dict(answers)}; {len(settled)} settled; {grown / 2**20:.0f} MB more")
