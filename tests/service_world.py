@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -109,12 +110,14 @@ class Server:
     def __init__(self, file: Path, fault: str = "", port: int = 0, **environment: str) -> None:
         self.port = port or find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
+        # A file: a pipe that nobody reads is full after a thousand requests, and then the service waits.
+        self._written = tempfile.TemporaryFile()  # noqa: SIM115  the process writes on
         self.process = subprocess.Popen(
             [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
             env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
             | ({"DPFLOW_FAULT": fault} if fault else {})
             | environment,
-            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, start_new_session=True,
+            stdout=subprocess.DEVNULL, stderr=self._written, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 120
         while time.monotonic() < deadline and self.process.poll() is None:
@@ -133,7 +136,9 @@ class Server:
     def stop(self, how: int = signal.SIGTERM) -> None:
         """End the process, and keep what it wrote."""
         self.process.send_signal(how)
-        self.log = self.process.communicate(timeout=60)[1]
+        self.process.wait(timeout=60)
+        self._written.seek(0)
+        self.log = self._written.read().decode()
 
 
 def settle(client: Any, door: str, body: Any) -> Any:

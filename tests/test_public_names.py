@@ -24,7 +24,7 @@ PACKAGES = ("dpflow", "dpflow.airflow", "dpflow.quality")
 #: Modules that pages and examples may import from: the map, doors with maps of their own, and what authors of plugins
 #: build on.
 FRONTS = re.compile(
-    r"dpflow(\.(airflow(\.asset_events|\.preload)?|quality|errors|demo\.data|(core|testing)(\.\w+)*))?"
+    r"dpflow(\.(airflow(\.asset_events|\.preload)?|quality|errors|client\.dbapi|demo\.data|(core|testing)(\.\w+)*))?"
 )
 #: What follows ``dpflow.`` in the names of files, of MLflow's tags and of a group of entry points.
 NO_ATTRIBUTES = ("yml", "in", "snapshot", "commitment", "comparison", "backends")

@@ -51,13 +51,22 @@ class DistinctKeysRequest(Request):
 
 
 class DistinctKeysRoute(APIRoute):
-    """Endpoints that get a `DistinctKeysRequest`."""
+    """Endpoints that get a `DistinctKeysRequest`, and take the query parameters that they describe and no other: one
+    that is misspelt would be left out unseen.
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """As the base class, of the stricter request."""
         handle = super().get_route_handler()
+        known = {field.alias for field in self.dependant.query_params}
 
         async def handle_request(request: Request) -> Response:
+            if unknown := sorted(request.query_params.keys() - known):
+                raise Refused(
+                    422,
+                    "invalid_input",
+                    f"there is no query parameter {unknown[0][:40]!r} here; known: {', '.join(sorted(known)) or '(none)'}",
+                )
             return await handle(DistinctKeysRequest(request.scope, request.receive))
 
         return handle_request

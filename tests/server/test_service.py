@@ -379,3 +379,11 @@ def test_headers_and_pages(server: Server) -> None:
     with server.client("ann") as client:
         assert client.get("/v1/tables/").status_code == 404
     assert httpx.get(f"{server.url}/openapi.json").status_code == 200
+
+
+def test_a_misspelt_query_parameter_is_refused(ann: httpx.Client) -> None:
+    """Else a request for one scope would be answered with all."""
+    for place in ("remaining?scop=visits", "tables?x", "history?limit=5&Limit=6"):
+        answer = ann.get(f"/v1/{place}")
+        assert answer.status_code == 422 and "no query parameter" in answer.json()["message"]
+    assert ann.get("/v1/history?limit=5").status_code == 200
