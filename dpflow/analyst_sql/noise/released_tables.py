@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -192,7 +193,7 @@ def _make_table(
         keys.append((key_column(n), kind, values))
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
     kinds = [
-        _find_number_kind(_list_values(column), expect_kind(one, release.table))
+        _find_number_kind(_list_values(column), expect_kind(one, release.table, reader))
         for one, column in zip(release.aggregates, numbers)
     ]
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
@@ -225,15 +226,15 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
         for n, group in enumerate(release.groups):
             columns.append((key_column(n), keys.find_kind(release.table, group)))
         for n, one in enumerate(release.aggregates):
-            columns.append((number_column(n), expect_kind(one, release.table)))
+            columns.append((number_column(n), expect_kind(one, release.table, keys)))
         columns += [(filled_column(n), "BOOLEAN") for n in _list_divisors(query, position)]
         columns += [(present_column(n), "BIGINT") for n in _list_units(release)]
         tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
     return tables
 
 
-def expect_kind(aggregate: SqlAggregate, table: Table) -> str:
-    """DuckDB's type of a released number."""
+def expect_kind(aggregate: SqlAggregate, table: Table, reader: KeyReader) -> str:
+    """DuckDB's type of a released number, as far as it is known before it is released."""
     if aggregate.kind in ("count", "values", "units"):
         return "BIGINT"
     if aggregate.kind == "mode":
@@ -250,19 +251,25 @@ def expect_kind(aggregate: SqlAggregate, table: Table) -> str:
             whole = {"whole": "BIGINT", "huge": "HUGEINT"}
             is_decimal = column.kind.startswith("decimal")
             return column.kind.upper() if is_decimal else whole.get(column.kind, "DOUBLE")
+    if aggregate.kind == "quantile" and reader.holds_times(table, value):
+        return "VARCHAR"
     return "DOUBLE"
 
 
 def _find_number_kind(values: Sequence[Any], expected: str) -> str:
     """DuckDB's type of a column's numbers. One that holds every grid value stays, whatever was drawn; digits that
-    no type of DuckDB's has are those of the nearest double.
+    no type of DuckDB's has are those of the nearest double. Dates are texts.
     """
-    is_text = any(isinstance(value, str) for value in values)
-    if expected.startswith(("DECIMAL", "HUGEINT")) or (expected == "DOUBLE" and is_text):
+    texts = [value for value in values if isinstance(value, str)]
+    if expected == "VARCHAR" or not all(map(_NUMBER.fullmatch, texts)):
+        return "VARCHAR"
+    if expected.startswith(("DECIMAL", "HUGEINT")) or (expected == "DOUBLE" and texts):
         return expected
     return find_kind(values, expected)
 
 
+#: Texts of numbers that no double is.
+_NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 _KINDS = {
     bool: "BOOLEAN",
     int: "BIGINT",

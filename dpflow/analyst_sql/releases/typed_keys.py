@@ -57,6 +57,10 @@ class KeyReader:
         kind = self._find_type(table, group)
         return "VARCHAR" if kind is None else _name_kind(kind)
 
+    def holds_times(self, table: Table, value: Node) -> bool:
+        """Whether the source says that a value is a date or timestamp; False where it cannot say."""
+        return (self._find_type(table, value) or "").startswith(("DATE", "TIMESTAMP"))
+
     def list_types(self) -> list[tuple[str, str | None]]:
         """The types that sources were asked for, each with its table's name; None where one could not say."""
         return [(name, kind) for (name, _), kind in self._types.items()]
