@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import decimal
+import importlib
 import io
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import pytest
 from page_runner import ROOT
 
 from dpflow.ledger import Ledger
 
 PROGRAM = ROOT / "docs" / "audit"
+MODULES = ("shapes", "costs", "signatures", "decisions", "audit")
 
 
 def write_program(folder: Path) -> None:
     """Copy its files."""
-    for name in ("costs.py", "signatures.py", "decisions.py", "audit.py"):
+    for name in (f"{module}.py" for module in MODULES):
         text = (PROGRAM / name).read_text()
         assert len(text.splitlines()) < 200 and not re.search("(import|from) dpflow", text)
         (folder / name).write_text(text)
@@ -41,3 +48,15 @@ def export_text(ledger: Ledger) -> str:
     stream = io.StringIO()
     ledger.export(stream)
     return stream.getvalue()
+
+
+@contextlib.contextmanager
+def load_program() -> Iterator[dict[str, Any]]:
+    """Its modules by name, in this process and with its decimal context."""
+    with pytest.MonkeyPatch.context() as patch, decimal.localcontext():
+        patch.syspath_prepend(str(PROGRAM))
+        try:
+            yield {name: importlib.import_module(name) for name in MODULES}
+        finally:
+            for name in MODULES:
+                sys.modules.pop(name, None)

@@ -8,7 +8,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, setcontext
 from fractions import Fraction
 from math import ceil, floor
 
-FIELDS = ["seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous"]
+from shapes import FIELDS, HEADER, LINES, fits
+
 KEY = ["scope", "dag_id", "task_id", "run_identity", "digest", "ordinal"]
 UNITS = 10**12, 10**18, 10**12  # of epsilon, delta and Renyi divergence
 LARGEST = 2**62 - 1  # a sum that cannot be paid on its path stays at this
@@ -21,7 +22,11 @@ def entries(place):
         is_export = file.read(6) != b"SQLite"
     if is_export:
         with open(place, encoding="utf-8") as file:
-            yield from (line for line in map(json.loads, file) if line["line"] == "entry")
+            assert fits(HEADER, json.loads(file.readline())), "this is no export"
+            for line in map(json.loads, file):
+                assert any(fits(shape, line) for shape in LINES), "a line that no export has"
+                if line["line"] == "entry":
+                    yield {name: line[name] for name in (*FIELDS, "hash")}
         return
     query = f"SELECT {', '.join(FIELDS)}, hash FROM dpflow_entry ORDER BY seq"
     for row in sqlite3.connect(place).execute(query):
@@ -86,7 +91,6 @@ def least_cost(event, rule):
 
 def capacity(rule):
     """What sums may reach: epsilon with delta, or divergence with delta. -1 where nothing may."""
-    assert rule["version"] == 1, "a filter that this program does not know"
     epsilon, delta, tail = (Fraction(rule[name]) for name in ("epsilon", "delta", "tail_delta"))
     basic = -1 if rule["name"] == "renyi" else floor(epsilon * UNITS[0])
     own = floor((delta - tail) * UNITS[1])
@@ -102,9 +106,13 @@ def follows(before, charged, rule, binding):
     """What is spent means the same under the next terms of a scope."""
     former, table, _ = before
     same = former.get("period") == rule.get("period") and rule["order"] in (None, former["order"])
+    if same and rule["order"]:
+        share = Fraction(former["tail_delta"]) / Fraction(former["delta"])
+        tail = Fraction(floor(Fraction(rule["delta"]) * share * UNITS[1]), UNITS[1])
+        same = Fraction(rule["tail_delta"]) == tail
     assert former["name"] == rule["name"], "another filter"
     assert not charged or table == binding, "another table after a charge"
-    assert same or not any(map(any, charged.values())), "another Renyi order or period"
+    assert same or not any(map(any, charged.values())), "other ways to count than its charges had"
 
 
 def holds(limits, sums):

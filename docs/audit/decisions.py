@@ -32,23 +32,35 @@ class Decisions:
         self.unsigned.append(self.entry["seq"])
         return keys, None
 
+    def terms(self, at, body):
+        """The rule, the binding and the limits that a decision names."""
+        rule = json.loads(body["filter"])
+        assert body["capacity"] == capacity(rule), "another capacity than it grants"
+        assert "/" in at or "period" not in rule, "a scope that refreshes and is no quota"
+        return rule, (body["protects"], body["blocks"]), body["capacity"]
+
     def propose(self, at, _, body):
         self.proposed[at] = self.entry, body, self.signed(at, body)[1]
+        self.terms(at, body)
+        assert 2 in (self.approvals.get(at), body.get("approvals", 1)), "no second is needed"
         self.waiting[at] = body | {"by": self.entry["principal"], "proposal": self.entry["seq"]}
 
     def grant(self, at, _, body):
         keys, _ = self.signed(at, body)
+        proposal = body.pop("proposal", None)
         needed = self.approvals.get(at), body.get("approvals", 1)
         waiting, self.approvals[at] = self.waiting.pop(at, {}), needed[1]
+        assert (proposal is not None) == (2 in needed), "a second approval"
         if 2 in needed:
+            assert waiting.pop("proposal", None) == proposal, "another grant than was proposed"
             assert fold(waiting.pop("by", "")) != fold(self.entry["principal"]), "by its proposer"
             if keys:  # both sign by the list as it is now
                 check_decision(*self.proposed[at], keys)
             assert waiting == body, "another grant than was proposed"
-        rule, binding = json.loads(body["filter"]), (body["protects"], body["blocks"])
-        parent, limits = at.rpartition("/")[0], capacity(rule)
-        assert (self.granted[parent][1] == binding) if parent else "period" not in rule, "a quota"
-        assert body.get("capacity", limits) == limits, "another capacity than it grants"
+        rule, binding, limits = self.terms(at, body)
+        if "/" in at:
+            above = self.granted.get(at.rpartition("/")[0])
+            assert above and above[1] == binding, "a quota of another table, or below no grant"
         charged, now = self.spent.get(at, {}), account(rule, "", self.entry["at"])
         sums = {block: units for block, units in charged.items() if any(units)}
         assert all(holds(limits, sums[b]) for b in sums if b.startswith(now)), "less than is spent"

@@ -48,7 +48,7 @@ BASE = point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
 def is_signed(text, signature, verifier_key):
     """Whether the key, as signed notes write it (name+number+base64), signed a text so."""
     name, _, key = verifier_key.split("+", 2)
-    key, data = base64.b64decode(key)[1:], base64.b64decode(signature)
+    key, data = base64.b64decode(key)[1:], base64.b64decode(signature, validate=True)
     number = hashlib.sha256(name.encode() + b"\n\x01" + key).digest()[:4]
     first, scalar = data[4:36], int.from_bytes(data[36:], "little")
     a, r = point(key), point(first)

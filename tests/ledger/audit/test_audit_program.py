@@ -4,12 +4,12 @@ words, and goes on through a recovery.
 
 from __future__ import annotations
 
-import decimal
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import pytest
-from audit_program import export_text, run_audit, write_program
+from audit_program import export_text, load_program, run_audit
 
 from dpflow.core.accounting import events
 from dpflow.core.accounting.events import (
@@ -32,23 +32,10 @@ from dpflow.ledger.history.chain import Writer
 
 
 @pytest.fixture(scope="module")
-def costs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What costs.py defines. Run in here, because it sets this thread's decimal context."""
-    folder = tmp_path_factory.mktemp("costs")
-    write_program(folder)
-    namespace: dict[str, Any] = {}
-    with decimal.localcontext():
-        exec((folder / "costs.py").read_text(), namespace)
-        context = decimal.getcontext().copy()
-
-    def in_context(function: Any) -> Any:
-        def call(*arguments: Any) -> Any:
-            with decimal.localcontext(context):
-                return function(*arguments)
-
-        return call
-
-    return {name: in_context(namespace[name]) for name in ("least_cost", "capacity")}
+def costs() -> Iterator[Any]:
+    """Its module of costs, with its decimal context."""
+    with load_program() as modules:
+        yield modules["costs"]
 
 
 third = Fraction(1, 3)
@@ -81,17 +68,17 @@ FILTERS = [
 ]
 
 
-def test_every_cost_is_computed_to_the_unit(costs: dict[str, Any]) -> None:
+def test_every_cost_is_computed_to_the_unit(costs: Any) -> None:
     """For every kind of event and every filter, from the texts that the history holds."""
     kinds, compared = set(), 0
     for rule in FILTERS:
-        assert costs["capacity"](rule.to_json()) == [*vars(rule.capacity()).values()]
+        assert costs.capacity(rule.to_json()) == [*vars(rule.capacity()).values()]
         for event in EVENTS + (NO_EPSILON if rule.order is not None else []):
             kinds.add(event.kind)
             if event.rho_delta()[1] and rule.delta == rule.tail_delta:
                 continue  # this grant pays no delta of a mechanism
             ours = rule.event_cost(event)
-            assert costs["least_cost"](events.to_json(event), rule.to_json()) == [
+            assert costs.least_cost(events.to_json(event), rule.to_json()) == [
                 *vars(ours).values()
             ], (event, rule)
             compared += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,7 +96,13 @@ def test_a_ledger_comes_to_the_next_version(
     with pytest.raises(SessionClosed, match="a gate session is open"):
         ask.reserve(ledger, "new", data=("table cars",))
     assert {scope.scope: scope.approvals for scope in ledger.scopes()}["both"] == 2
-    done = run_audit(export_text(ledger), tmp_path)
+    text = export_text(ledger)
+    assert (
+        "this is no export" in run_audit(text, tmp_path).stderr
+    )  # a version that it does not know
+    first, _, entries = text.partition("\n")
+    header = json.dumps(json.loads(first) | {"schema": "1"})
+    done = run_audit(f"{header}\n{entries}", tmp_path)
     assert done.returncode == 0, done.stderr
     last = ledger.verify().entries
     again = Ledger.upgrade(place.target, anchor=place.anchor, principal="owner")
