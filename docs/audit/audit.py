@@ -121,7 +121,7 @@ def judge(rows, audit):
     where = "the file"
     try:
         for row in rows:
-            where = f"entry {len(audit.heads) + 1}"
+            where = f"entry {len(audit.heads) + 1} ({row['kind']})"
             audit.apply(row)
             where = f"what follows entry {len(audit.heads)}"
     except AssertionError as rule:
@@ -143,6 +143,8 @@ def main():
         for block, units in sorted(blocks.items()):
             granted = audit.granted[scope][0]["epsilon"]
             print(json.dumps({"scope": scope, "block": block, "granted": granted, "units": units}))
+    for checkpoint in audit.recovered:
+        print("recovered from checkpoint", checkpoint, "- compare it", file=sys.stderr)
     if audit.unsigned:
         print("nobody signed the decisions in entries", audit.unsigned, file=sys.stderr)
     if audit.own:

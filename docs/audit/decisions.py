@@ -2,7 +2,6 @@
 
 import base64
 import json
-import sys
 
 from costs import account, capacity, fold, follows, holds, path_of
 from signatures import check_decision, note_signers, people
@@ -11,7 +10,7 @@ from signatures import check_decision, note_signers, people
 class Decisions:
     def __init__(self):
         self.granted, self.spent, self.waiting, self.approvals, self.releases = {}, {}, {}, {}, {}
-        self.closed, self.proposed = set(), {}
+        self.closed, self.proposed, self.recovered = set(), {}, []
         self.marks, self.unsigned = [], []  # of each recovery; decisions that nobody signed
         self.heads, self.watched, self.own = [], {}, []  # charges behind what a witness signed
 
@@ -132,4 +131,4 @@ class Decisions:
         assert body["unsettled"] == self.end("reserved", "open"), "unsettled"
         self.closed |= set(body["closed"])
         self.waiting = {}
-        print("recovered from checkpoint", body["checkpoint"], "- compare it", file=sys.stderr)
+        self.recovered.append(body["checkpoint"])

@@ -43,6 +43,8 @@ RESERVED_KINDS = frozenset(
 
 _take_key = itemgetter("scope", "dag_id", "task_id", "run_identity", "digest", "ordinal")
 _NOTHING = Cost()
+#: What rules raise at values that no ledger writes.
+_IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, RecursionError, TypeError, ValueError)  # fmt: skip
 _HEAD_SIZE = 16
 
 
@@ -122,7 +124,7 @@ class Recheck:
         except Illegal as rule:
             self.problems.append(f"entry {entry.seq} {rule}")
         # Whoever edits the database by hand may put anything into an entry.
-        except (KeyError, TypeError, ValueError, AttributeError, RecursionError, DpflowError):
+        except (*_IMPOSSIBLE, DpflowError):
             self.problems.append(f"entry {entry.seq} says something impossible")
         if self.watched:
             self._keep_head(entry.seq, entry.hash)

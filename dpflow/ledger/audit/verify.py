@@ -179,7 +179,7 @@ class TableCheck:
             if given != (row.version, row.answer_digest) or self._is_other(self._open_told, row):
                 self._tell("answer {} is not the one that was given", key)
             yield visible(*[getattr(row, name) for name in visible._fields])
-        for key in sorted(expected):
+        for key in sorted(expected, key=repr):
             self._tell("answer {} is not the one that was given", key)
 
     def _open_told(self, cipher: Cipher, row: Any) -> None:
@@ -277,7 +277,7 @@ class TableCheck:
                 known = not self._is_other(_open_key, row)
             if not known:
                 self._tell("the key of {} is not one that this ledger made", name)
-        for name in sorted(expected):
+        for name in sorted(expected, key=repr):
             self._tell("the key of {} is gone", name)
 
     def _compare_nodes(self, items: list[str]) -> None:

@@ -9,6 +9,7 @@ import copy
 import functools
 import json
 import random
+import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,6 +19,7 @@ import every_entry
 import pytest
 from audit_program import load_program, run_audit, start_program
 
+from dpflow.ledger import Ledger
 from dpflow.ledger.audit import verify
 from dpflow.ledger.audit.recheck import RESERVED_KINDS, Recheck
 from dpflow.ledger.history import chain
@@ -261,3 +263,27 @@ def test_the_program_says_no_where_its_checks_are_left_out(history, tmp_path):
     assert done.returncode and "leaves out every check" in done.stderr
     done = start_program("gone.jsonl", tmp_path)
     assert done.returncode and "Traceback" not in done.stderr
+
+
+def test_verification_names_forged_entries_beside_its_rows(tmp_path):
+    """Names of other types do not sort beside texts: verification ended in a traceback."""
+    text, anchor = every_entry.write_history(tmp_path)
+    lines = [json.loads(line) for line in text.splitlines()]
+    entries = [line for line in lines if line["line"] == "entry"]
+    for entry, query in zip((e for e in entries if e["kind"] == "answer"), ("a", 5, None)):
+        body = json.loads(entry["body"]) | {"query": query}
+        entry["body"] = chain.canonical_json(body)
+    every_entry.seal(entries, anchor)
+    file = tmp_path / "ledger.sqlite"
+    find = "SELECT name FROM sqlite_master WHERE type = 'trigger'"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as connection:
+        for (name,) in connection.execute(find).fetchall():
+            connection.execute(f"DROP TRIGGER {name}")
+        for entry in entries:
+            values = [entry[name] for name in ("body", "previous", "hash", "seal", "seq")]
+            query = (
+                "UPDATE dpflow_entry SET body = ?, previous = ?, hash = ?, seal = ? WHERE seq = ?"
+            )
+            connection.execute(query, values)
+    report = Ledger(file, anchor=tmp_path / "anchor").verify()
+    assert "is not the one that was given" in str(report)
