@@ -25,6 +25,7 @@ from dpflow.demo.airflow_environment import find_free_port
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.server.app import create_app
+from dpflow.server.predictions import open_sessions
 from dpflow.server.principals import Principals
 from dpflow.server.service import load_service, new_token
 
@@ -91,7 +92,7 @@ class ServiceWorld(World):
         """The application in this process."""
         service = load_service(self.file)
         opened: Future[Any] = Future()
-        opened.set_result({})
+        opened.set_result(open_sessions(service, self.ledger, Registry.load()))
         principals = Principals(self.file, service)
         return create_app(service, principals, opened, self.ledger, Registry.load())
 
@@ -105,15 +106,21 @@ def headers_of(name: str) -> dict[str, str]:
 
 
 class Server:
-    """``dpflow serve`` in a process of its own, on loopback."""
+    """``dpflow serve`` in a process of its own, on loopback.
 
-    def __init__(self, file: Path, fault: str = "", port: int = 0, **environment: str) -> None:
+    Args:
+        prelude: statements that the process runs first.
+    """
+
+    def __init__(
+        self, file: Path, fault: str = "", port: int = 0, prelude: str = "", **environment: str
+    ) -> None:
         self.port = port or find_free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         # A file: a pipe that nobody reads is full after a thousand requests, and then the service waits.
         self._written = tempfile.TemporaryFile()  # noqa: SIM115  the process writes on
         self.process = subprocess.Popen(
-            [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
+            [sys.executable, "-c", f"{prelude}\nfrom dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
             env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
             | ({"DPFLOW_FAULT": fault} if fault else {})
             | environment,

@@ -68,7 +68,7 @@ def command(
     with require_extra("serve", "a server"):
         import uvicorn
 
-        from dpflow.server.app import create_app
+        from dpflow.server.app import STOP_SECONDS, create_app
         from dpflow.server.predictions import open_in_background, open_sessions
         from dpflow.server.principals import Principals
     from dpflow.registry import Registry
@@ -95,6 +95,8 @@ def command(
             # It would say paths as strangers wrote them.
             access_log=False,
             server_header=False,
+            # Else a client that never ends its request keeps the process.
+            timeout_graceful_shutdown=STOP_SECONDS,
             **tls,
         )
     )

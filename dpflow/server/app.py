@@ -43,6 +43,9 @@ class Status(BaseModel):
 
 
 log = logging.getLogger("dpflow")
+#: When the service stops: for clients to send and take what they began, and then for jobs that run. What was charged
+#: and does not end by then is settled by the next start.
+STOP_SECONDS = 5
 router = APIRouter()
 
 
@@ -134,8 +137,8 @@ def create_app(
         yield
         watch.cancel()
         # In threads: to join theirs here would block the event loop.
-        await asyncio.to_thread(jobs.close)
-        await asyncio.to_thread(app.state.batches.close)
+        await asyncio.to_thread(jobs.close, STOP_SECONDS)
+        await asyncio.to_thread(app.state.batches.close, STOP_SECONDS)
 
     # The page /docs of FastAPI loads scripts from elsewhere; /openapi.json says the same.
     app = FastAPI(

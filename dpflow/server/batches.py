@@ -85,11 +85,11 @@ class Batches:
         self._queue.put(waiting)
         return waiting.done
 
-    def close(self) -> None:
-        """Answer what is queued, then stop."""
+    def close(self, seconds: float | None = None) -> None:
+        """Answer what is queued, then stop; wait for that at most these seconds."""
         self._queue.put(None)
         # What is queued was accepted, so it is answered before the process ends.
-        self._thread.join()
+        self._thread.join(seconds)
 
     def _answer_queue(self) -> None:
         going = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import math
@@ -15,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 
 from dpflow.server.principals import admit
-from dpflow.server.refusals import Refused, make_refusal
+from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
 from dpflow.yaml_files import parse_json
 
 #: A line for each request, of what anybody at the socket sees: no point and no answer.
@@ -101,29 +102,36 @@ class Gate:
 
         if (refusal := self._find_refusal(scope)) is not None:
             return await refusal.make_response()(scope, receive, send_counted)
-        # Counted while it arrives, so that a body that states no length is bounded, too.
-        arrived, message = bytearray(), await receive()
-        while message["type"] == "http.request":
-            arrived += message.get("body", b"")
-            if len(arrived) > self._most:
-                return await self._refuse_size().make_response()(scope, receive, send_counted)
-            if not message.get("more_body"):
-                break
-            message = await receive()
-        whole: list[Message] = [
-            {"type": "http.request", "body": bytes(arrived), "more_body": False}
-        ]
-
-        async def receive_whole() -> Message:
-            return whole.pop() if whole else await receive()
-
         try:
+            body = await self._take_body(receive)
+            whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def receive_whole() -> Message:
+                return whole.pop() if whole else await receive()
+
             await self._app(scope, receive_whole, send_counted)
+        # The server does so to requests that do not end while it stops.
+        except asyncio.CancelledError:
+            refused = refuse_for_now("the service stops; send the request again later")
+            if not has_answer:
+                await refused.make_response()(scope, receive, send_counted)
         # Here and not behind: the server would write its text, which may hold a row, into its log.
         except Exception as error:  # noqa: BLE001  whatever it is, a client hears no text of it
             refused = make_refusal(error)
             if not has_answer:
                 await refused.make_response()(scope, receive, send_counted)
+
+    async def _take_body(self, receive: Receive) -> bytes:
+        """The whole body, or what arrived of it. Raises `Refused` above the limit."""
+        # Counted while it arrives, so that a body that states no length is bounded, too.
+        arrived, has_more = bytearray(), True
+        while has_more:
+            message = await receive()
+            arrived += message.get("body", b"")
+            has_more = message["type"] == "http.request" and message.get("more_body", False)
+            if len(arrived) > self._most:
+                raise self._refuse_size()
+        return bytes(arrived)
 
     def _find_refusal(self, scope: Message) -> Refused | None:
         """What is refused by its headers, before the body is read: a stranger fills no memory."""

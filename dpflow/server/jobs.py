@@ -8,6 +8,7 @@ service finds it. A job that was not charged and that this process does not know
 from __future__ import annotations
 
 import threading
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
@@ -149,8 +150,13 @@ class Jobs:
             job.is_cancelled = True
         job.done.set_exception(refuse_unknown_job())
 
-    def close(self) -> None:
-        """Let go of what waits, finish what runs, stop."""
+    def close(self, seconds: float | None = None) -> None:
+        """Let go of what waits, finish what runs, stop.
+
+        Args:
+            seconds: for what runs; as long as it takes if left out. What then still runs and was charged is settled
+                by the next process that starts.
+        """
         with self._changed:
             self._is_closed = True
             waiting = [
@@ -162,8 +168,9 @@ class Jobs:
             job.done.set_exception(
                 refuse_for_now("the service stops; send the request again later")
             )
+        deadline = None if seconds is None else time.monotonic() + seconds
         for thread in self._threads.values():
-            thread.join()
+            thread.join(None if deadline is None else max(0.0, deadline - time.monotonic()))
 
     def _run_queue(self, source: str) -> None:
         while (job := self._take_job(source)) is not None:
