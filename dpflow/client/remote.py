@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 TIMEOUT, POLL = 60, 20
 #: How often a request is sent again because the service does not know its job any more, and seconds before it.
 MAX_RESENT, MAX_PAUSE = 10, 5.0
+#: Points of one request, unless the service takes fewer.
+MAX_POINTS = 10_000
 #: Of a job that another process polls: it waits or runs, it has an answer, the service does not know it.
 JobStage = Literal["waits", "ended", "unknown"]
 #: What else an error of a service carries.
@@ -181,6 +183,31 @@ class RemoteClient(Client):
         }
         place = f"gates/{urllib.parse.quote(gate, safe='')}/candidates"
         return dict(self.settle(place, fields))
+
+    def show_session(self) -> dict[str, Any]:
+        """This principal's session of predictions: ``session_id``, ``name``, ``features``, ``guarantee``, ``protects``
+        and ``predictions_left``.
+        """
+        return dict(self._ask("GET", "session"))
+
+    def predict(self, points: Sequence[Sequence[Any]]) -> tuple[list[Any], int | None]:
+        """Private answers to points, in their order, and how many new points may still be asked; None without a point.
+
+        Args:
+            points: values in the order of the session's features; a point that was answered before is free.
+        """
+        answers: list[Any] = []
+        left, size = None, MAX_POINTS
+        while len(answers) < len(points):
+            part = [list(map(_encode, point)) for point in points[len(answers) :][:size]]
+            status, answer = self._send("POST", "predictions", {"points": part})
+            # The service's limits are of points and of bytes.
+            if status == 413 and size > 1:
+                size //= 2
+                continue
+            answers += _read(status, answer)["answers"]
+            left = int(answer["predictions_left"])
+        return answers, left
 
     def check_contract(self, contract: str, blocks: Sequence[str] = ()) -> dict[str, Any]:
         """The outcome of a data contract that the service file names, as

@@ -68,6 +68,7 @@ class SessionView(BaseModel):
     """The public side of a session."""
 
     session_id: str
+    name: str
     features: list[dict[str, Any]]
     guarantee: dict[str, Any]
     protects: str

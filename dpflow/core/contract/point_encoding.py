@@ -222,7 +222,7 @@ def _encode_keys(name: str, column: Column, values: Any) -> Codes:
     assert column.public_keys is not None
     codes = {key: i for i, key in enumerate(column.public_keys)} | {None: -1}
     masked = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
-    texts = [None if value is None else _key_text(value) for value in values]
+    texts = [None if value is None else key_text(value) for value in values]
     if masked is not None:
         texts = [None if hidden else text for text, hidden in zip(texts, masked.tolist())]
     try:
@@ -234,6 +234,6 @@ def _encode_keys(name: str, column: Column, values: Any) -> Codes:
         ) from None
 
 
-def _key_text(value: Any) -> str:
+def key_text(value: Any) -> str:
     """A key as DuckDB writes it."""
     return str(value).lower() if isinstance(value, bool | np.bool_) else str(value)

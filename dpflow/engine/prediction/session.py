@@ -185,6 +185,7 @@ class PredictionSession:
         """What whoever asks may know: features, the privacy guarantee, what is left."""
         return {
             "session_id": self.id,
+            "name": self._plan.request.name,
             "features": self.features,
             "guarantee": to_json(self._plan.event),
             "protects": self._plan.table.protection_text,
