@@ -266,7 +266,7 @@ def test_the_program_says_no_where_its_checks_are_left_out(history, tmp_path):
 
 
 def test_verification_names_forged_entries_beside_its_rows(tmp_path):
-    """Names of other types do not sort beside texts: verification ended in a traceback."""
+    """Names of other types do not sort beside texts: none of them was named."""
     text, anchor = every_entry.write_history(tmp_path)
     lines = [json.loads(line) for line in text.splitlines()]
     entries = [line for line in lines if line["line"] == "entry"]
@@ -286,4 +286,4 @@ def test_verification_names_forged_entries_beside_its_rows(tmp_path):
             )
             connection.execute(query, values)
     report = Ledger(file, anchor=tmp_path / "anchor").verify()
-    assert "is not the one that was given" in str(report)
+    assert "/5 is not the one that was given" in str(report)
