@@ -33,7 +33,7 @@ class LoadOperator(ServiceTask):
     :param blocks: with ``by``, the blocks that the source should hold, e.g. ``"{{
         data_interval_start | ds }}"``; of PostgreSQL only these are copied (templated).
     :param replace: rows of these blocks that are there, or of the whole table, are replaced.
-    :param most_rejects: how many rows may be left out because a value is not of its type.
+    :param max_rejects: how many rows may be left out because a value is not of its type.
     :param missing: texts of CSV files that mean no value, such as ``["NA"]``.
     :param postgres_conn_id: a connection to the server that the rows come from.
     :param source_table: the table there, such as ``public.visits`` (templated).
@@ -60,7 +60,7 @@ class LoadOperator(ServiceTask):
         by: str | None = None,
         blocks: Blocks = NOT_GIVEN,
         replace: bool = False,
-        most_rejects: int = 0,
+        max_rejects: int = 0,
         missing: Sequence[str] = (),
         postgres_conn_id: str | None = None,
         source_table: str | None = None,
@@ -78,7 +78,7 @@ class LoadOperator(ServiceTask):
         self.by = by
         self.keep_blocks(blocks)
         self.replace = replace
-        self.most_rejects = most_rejects
+        self.max_rejects = max_rejects
         self.missing = missing
         self.postgres_conn_id = postgres_conn_id
         self.source_table = source_table
@@ -122,7 +122,7 @@ class LoadOperator(ServiceTask):
                 by=self.by,
                 blocks=blocks,
                 replace=self.replace,
-                most_rejects=self.most_rejects,
+                max_rejects=self.max_rejects,
             )
         # How many rows there were is exact, so it is in no log.
         self.log.info("%s: %s", report.table, "loaded" if report.loaded else "nothing was changed")

@@ -57,7 +57,7 @@ def command(
     replace: Annotated[
         bool, typer.Option("--replace", help="Put the rows in the place of those that stand there.")
     ] = False,
-    most_rejects: Annotated[
+    max_rejects: Annotated[
         int, typer.Option(min=0, help="How many rows may be left out; by default none.")
     ] = 0,
     rejects: Annotated[
@@ -123,7 +123,7 @@ def command(
                 by=by,
                 blocks=blocks,
                 replace=replace,
-                most_rejects=most_rejects,
+                max_rejects=max_rejects,
                 tell=told.append,
             )
     finally:

@@ -76,7 +76,7 @@ def _load_block(name: str, load: Load, table: Table, block: str) -> None:
                 by=load.by,
                 blocks=(block,),
                 replace=True,
-                most_rejects=_ALL,
+                max_rejects=_ALL,
             )
     except DpflowError as error:
         if error.retryable:

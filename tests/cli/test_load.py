@@ -46,7 +46,7 @@ def test_numbers_are_for_the_owner_only(visits: Path) -> None:
     assert rejects.stat().st_mode & 0o077 == 0
     status, output, _ = dpflow(visits, *words, "--counts")
     assert status == 1 and "2 rows taken, 1 rejected" in output
-    status, output, _ = dpflow(visits, *words, "--most-rejects", "1")
+    status, output, _ = dpflow(visits, *words, "--max-rejects", "1")
     assert status == 0
     assert (
         output == "loaded into visits.duckdb:visits; declare it with: dpflow init visits.duckdb\n"
@@ -57,7 +57,7 @@ def test_numbers_are_for_the_owner_only(visits: Path) -> None:
 
 def test_a_target_is_a_file_and_a_table(visits: Path) -> None:
     """Or the name of a declared table."""
-    words = ("load", "visits.csv", "--columns", COLUMNS, "--most-rejects", "1", "--into")
+    words = ("load", "visits.csv", "--columns", COLUMNS, "--max-rejects", "1", "--into")
     assert dpflow(visits, *words, "private.duckdb:all_visits")[0] == 0
     (visits / "visits.yml").write_text(
         "{name: visits, database: declared.duckdb, relation: rows, privacy_unit: {column: person}, "

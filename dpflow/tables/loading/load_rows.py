@@ -37,7 +37,7 @@ def load_rows(
     by: str | None = None,
     blocks: Sequence[str] = (),
     replace: bool = False,
-    most_rejects: int = 0,
+    max_rejects: int = 0,
     tell: Callable[[LoadReport], None] | None = None,
 ) -> LoadReport:
     """Load a source into a table of a private DuckDB file, whole or not at all.
@@ -50,7 +50,7 @@ def load_rows(
             table; without it, the source is the whole table.
         blocks: with ``by``, the blocks that the source should hold; rows of others are rejected.
         replace: rows that stand there, of these blocks or of the whole table, are replaced.
-        most_rejects: how many rows may be left out because a value is not of its type.
+        max_rejects: how many rows may be left out because a value is not of its type.
         tell: is told the numbers, before anything is refused. They are exact aggregates of private
             rows: for the owner's eyes, never for a log.
 
@@ -75,7 +75,7 @@ def load_rows(
     def load_whole() -> LoadReport:
         with _open_for_owner(database) as connection:
             load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
-            return load.run(digest, replace, most_rejects, tell or (lambda report: None))
+            return load.run(digest, replace, max_rejects, tell or (lambda report: None))
 
     return sandbox.scrub_errors(load_whole, f"{what} or {source.name}")
 
@@ -98,7 +98,7 @@ class _Load:
         self._block = "" if by is None else f"CAST({sql.quote_name(by)} AS VARCHAR)"
 
     def run(
-        self, digest: str, replace: bool, most_rejects: int, tell: Callable[[LoadReport], None]
+        self, digest: str, replace: bool, max_rejects: int, tell: Callable[[LoadReport], None]
     ) -> LoadReport:
         """Load, or change nothing."""
         connection, source = self._connection, self._source
@@ -117,7 +117,7 @@ class _Load:
                 connection, rows + sum(r.rows for r in misplaced)
             )
         rejected += sum(reject.rows for reject in misplaced)
-        fits = rejected <= most_rejects
+        fits = rejected <= max_rejects
         report = LoadReport(
             self._table,
             loaded=fits,
@@ -130,7 +130,7 @@ class _Load:
         if not fits:
             raise TableUnreadable(
                 f"more rows of {source.name} were rejected than may be, so nothing was loaded; correct them, "
-                f"or say how many may be left out (most_rejects); dpflow load --rejects FILE lists their lines"
+                f"or say how many may be left out (max_rejects); dpflow load --rejects FILE lists their lines"
             )
         self._write_book(digest)
         fault_points.pass_point("load.before-commit")

@@ -74,7 +74,7 @@ def load_rows(world: World) -> None:
     source = world.folder / "source.csv"
     source.write_text(f"person,age\n{TEXT},12\nann,{TEXT}\n{TEXT},{NUMBER}x\n")
     target = f"{world.folder / 'visits.duckdb'}:loaded{next(world._numbers)}"
-    types = ("--columns", "person VARCHAR, age INTEGER", "--most-rejects", 5)
+    types = ("--columns", "person VARCHAR, age INTEGER", "--max-rejects", 5)
     command("load", source, "--into", target, *types)
 
 

@@ -157,7 +157,7 @@ def load_all(folder: Path, source: Any) -> tuple[LoadReport, dict[int, str]]:
     """Load what can be taken: the report, and the values by line."""
     database = folder / "visits.duckdb"
     database.unlink(missing_ok=True)
-    report = load_rows(source, database, "visits", most_rejects=10**9)
+    report = load_rows(source, database, "visits", max_rejects=10**9)
     return report, dict(read_values(database))
 
 
@@ -352,7 +352,7 @@ def test_what_postgresql_has_and_duckdb_has_not(
         connection.execute("ALTER ROLE CURRENT_USER SET extra_float_digits = 0")
     try:
         with copy_postgres(url, "visits") as source:
-            report = load_rows(source, tmp_path / "visits.duckdb", "visits", most_rejects=4)
+            report = load_rows(source, tmp_path / "visits.duckdb", "visits", max_rejects=4)
     finally:
         with psycopg.connect(url) as connection:
             connection.execute("ALTER ROLE CURRENT_USER RESET extra_float_digits")

@@ -98,7 +98,7 @@ def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
     # Numbers are exact aggregates of private rows, so no text has them; the folder's name may.
     text = (str(refused.value) + repr(report)).replace(str(tmp_path), "")
     assert "5" not in text
-    assert load(tmp_path, csv(tmp_path, BAD), most_rejects=5).loaded
+    assert load(tmp_path, csv(tmp_path, BAD), max_rejects=5).loaded
     assert rows(tmp_path / "visits.duckdb") == [("p1", "Oslo", 3), ("p7", "Rome", 8)]
 
 
@@ -113,7 +113,7 @@ def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
 def test_a_stray_quote_swallows_no_row(tmp_path: Path, content: str) -> None:
     """Every line becomes a row or a reject: one person's row must not decide about others'."""
     with pytest.raises(TableUnreadable, match="stray quote"):
-        load(tmp_path, csv(tmp_path, content), most_rejects=10)
+        load(tmp_path, csv(tmp_path, content), max_rejects=10)
 
 
 def test_line_ends_in_values_are_the_owners_word(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "visits.duckdb")) == 3
     late = day("late.csv", "c,2026-01-01", "d,", "e,2026-01-03")
     with pytest.raises(InvalidInput, match="rows of blocks"):
-        load(tmp_path, late, by="day", most_rejects=1)
+        load(tmp_path, late, by="day", max_rejects=1)
     told: list[LoadReport] = []
     options: dict[str, Any] = {"by": "day", "blocks": ["2026-01-01"], "replace": True}
     with pytest.raises(TableUnreadable, match="rejected"):
@@ -181,7 +181,7 @@ def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
         ("day", "no block", 1),
         ("day", "another block", 1),
     }
-    load(tmp_path, late, **options, most_rejects=2)
+    load(tmp_path, late, **options, max_rejects=2)
     names = rows(
         tmp_path / "visits.duckdb", "SELECT person, CAST(day AS VARCHAR) FROM visits ORDER BY ALL"
     )
@@ -214,7 +214,7 @@ def test_json_lines_and_arrays(tmp_path: Path) -> None:
     ]
     source = JsonSource([write(tmp_path, "v.jsonl", "\n".join(lines))], VISITS)
     told: list[LoadReport] = []
-    load(tmp_path, source, most_rejects=3, tell=told.append)
+    load(tmp_path, source, max_rejects=3, tell=told.append)
     assert {(r.column, r.kind, r.rows) for r in told[0].rejects} == {
         ("", "not JSON", 2),
         ("age", "not INTEGER", 1),
