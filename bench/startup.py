@@ -77,7 +77,7 @@ GATE = {
         "tolerance": "0.2",
         "candidates": 50,
         "units": UNITS,
-        "most_epsilon": "1",
+        "max_epsilon": "1",
     },
 }
 ASK = ("sql", "--table", "visits.yml", "--scope", "visits", "--epsilon", "0.1")

@@ -74,7 +74,7 @@ class GateWishes(Strict):
     `champion` or `claim`. ``better_by``: what a challenger must at least be better by. ``paid``: how
     many answers may be paid for, a champion's yes or a claim's no. ``deviation``: of one unit's score,
     or of the difference of two candidates' scores, as a share of the range. ``score``: about what is
-    expected, as a share of the range. ``most_epsilon``: the most that the gate may cost. ``delta``: the
+    expected, as a share of the range. ``max_epsilon``: the most that the gate may cost. ``delta``: the
     delta that it may cost beside; Gaussian noise needs one.
     """
 
@@ -88,7 +88,7 @@ class GateWishes(Strict):
     paid: Annotated[int, Field(ge=1, le=10**6)] = 5
     deviation: Annotated[Exact, Field(gt=0, le=1)] = Fraction(1, 2)
     score: Annotated[Exact, Field(ge=0, le=1)] = Fraction(1)
-    most_epsilon: Epsilon = Fraction(10)
+    max_epsilon: Epsilon = Fraction(10)
     delta: Delta = Fraction(0)
 
 
@@ -314,13 +314,13 @@ def _search_epsilon(wishes: GateWishes, make: Callable[[Fraction], GateOption]) 
     """The option with the least epsilon that does what is wanted, in two digits; with the most that
     may be spent where none does.
     """
-    confidence, best = float(wishes.confidence), make(wishes.most_epsilon)
+    confidence, best = float(wishes.confidence), make(wishes.max_epsilon)
     if best.right < confidence:
         return best
-    low, high = 0.001, float(wishes.most_epsilon)
+    low, high = 0.001, float(wishes.max_epsilon)
     for _ in range(12):
         middle = math.sqrt(low * high)
-        tried = make(min(_round_up(middle), wishes.most_epsilon))
+        tried = make(min(_round_up(middle), wishes.max_epsilon))
         low, high, best = (
             (low, middle, tried) if tried.right >= confidence else (middle, high, best)
         )
@@ -407,14 +407,12 @@ def _explain_refusal(
     best = max(one.right for one in options)
     if best >= 0.5:
         nearest.append(f"confidence {math.floor(best * 100) / 100:g}")
-    if not table.generalisation_only and reaches(most_epsilon=Fraction(1000)):
+    if not table.generalisation_only and reaches(max_epsilon=Fraction(1000)):
         factor = _find_least_factor(
-            lambda f: reaches(most_epsilon=wishes.most_epsilon * Fraction(f)), 1000.0
+            lambda f: reaches(max_epsilon=wishes.max_epsilon * Fraction(f)), 1000.0
         )
         if factor is not None:
-            nearest.append(
-                f"most_epsilon {float(_round_up(float(wishes.most_epsilon) * factor)):g}"
-            )
+            nearest.append(f"max_epsilon {float(_round_up(float(wishes.max_epsilon) * factor)):g}")
     near = (
         f"the nearest that are possible, each alone: {', '.join(nearest)}"
         if nearest
@@ -423,7 +421,7 @@ def _explain_refusal(
     return (
         f"no gate on {wishes.units:,} units tells {float(wishes.tolerance):g} apart with confidence {confidence:g} for "
         f"{wishes.candidates:,} candidates"
-        + ("" if table.generalisation_only else f" and epsilon {float(wishes.most_epsilon):g}")
+        + ("" if table.generalisation_only else f" and epsilon {float(wishes.max_epsilon):g}")
         + f"; {near}"
     )
 

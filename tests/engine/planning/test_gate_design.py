@@ -50,7 +50,7 @@ def test_the_cheapest_gate_that_does_it() -> None:
     assert 0.1 < found.chosen.epsilon < 3
     half = str(found.chosen.epsilon / 2)
     with pytest.raises(PlanRefused, match="the nearest that are possible"):
-        design(most_epsilon=half)
+        design(max_epsilon=half)
     others = [one for one in found.options if one.method != "mean, sparse vector"]
     assert others and all(one.right < 0.95 or one.epsilon > found.chosen.epsilon for one in others)
     powers = [y for _, y in found.curve]
@@ -66,7 +66,7 @@ def test_a_delta_lets_the_cheapest_noise_win(candidates: int, paid: int, method:
     """Few questions are for Gaussian noise, many with few failures for a sparse vector; without a
     delta there is one noise.
     """
-    asked: dict[str, Any] = {"candidates": candidates, "paid": paid, "most_epsilon": 30}
+    asked: dict[str, Any] = {"candidates": candidates, "paid": paid, "max_epsilon": 30}
     found = design(delta="1e-6", **asked)
     means = {one.method: one for one in found.options if one.method.startswith("mean")}
     assert len(means) == 3 and found.chosen is means[f"mean, {method}"]
@@ -81,16 +81,16 @@ def test_no_wish_breaks_the_planner() -> None:
     above what was said, and many failures are counted at once.
     """
     wide: dict[str, Any] = {"tolerance": "0.1", "delta": "1e-6"}
-    assert design(**wide, most_epsilon=200_000).chosen.epsilon < 1
+    assert design(**wide, max_epsilon=200_000).chosen.epsilon < 1
     easy = design(**wide | {"tolerance": "0.2"}, candidates=1, units=10**6)
     assert "delta" not in easy.chosen.params and easy.chosen.epsilon == min(
         one.epsilon for one in easy.options if one.right >= 0.95
     )
     for most in ("0.421", "0.43", "0.437"):
-        assert design(tolerance="0.1", most_epsilon=most).chosen.epsilon <= Fraction(most)
+        assert design(tolerance="0.1", max_epsilon=most).chosen.epsilon <= Fraction(most)
     for most in ("1e-12", "1e-11"):
         with pytest.raises(PlanRefused, match="no gate on"):
-            design(**wide | {"delta": "1e-18"}, most_epsilon=most)
+            design(**wide | {"delta": "1e-18"}, max_epsilon=most)
     with pytest.raises(PlanRefused, match="no gate on"):
         design(tolerance="0.1", candidates=10**9, paid=10**6)
 
