@@ -62,7 +62,7 @@ def backend_checks(
     backend: str,
     make: MakeRelations,
     *,
-    most_keys: int = 1000,
+    max_keys: int = 1000,
     types: Collection[str] | None = None,
 ) -> Iterator[Check]:
     """The checks of a backend.
@@ -70,7 +70,7 @@ def backend_checks(
     Args:
         backend: its name in declarations.
         make: makes relations for it.
-        most_keys: private keys in the check of many; 10**6 takes minutes.
+        max_keys: private keys in the check of many; 10**6 takes minutes.
         types: those that its engine has, as DuckDB names them; None for all of `VALUE_TYPES` and
             `KEY_TYPES`. INTEGER, DOUBLE, DATE, TIMESTAMP and VARCHAR are always used.
     """
@@ -85,7 +85,7 @@ def backend_checks(
                 yield Check(f"{backend}: {rule.__name__} [{kind}]", partial(rule, bench, kind))
     for one in RULES:
         yield Check(f"{backend}: {one.__name__}", partial(one, bench))
-    yield Check(f"{backend}: many_keys_are_summed", partial(many_keys_are_summed, bench, most_keys))
+    yield Check(f"{backend}: many_keys_are_summed", partial(many_keys_are_summed, bench, max_keys))
 
 
 def values_are_exact(bench: Bench, kind: str) -> None:

@@ -102,7 +102,7 @@ CHECKS = [c.name for c in backend_checks.backend_checks("duckdb", lambda _: {})]
 )
 def test_parquet_keeps_the_contract(name: str, tmp_path: Path, kept_sessions: None) -> None:
     """Every check that a DuckDB file passes, on Parquet files: the same exact, bounded statistics."""
-    checks = backend_checks.backend_checks("duckdb", ParquetFiles(tmp_path), most_keys=2000)
+    checks = backend_checks.backend_checks("duckdb", ParquetFiles(tmp_path), max_keys=2000)
     (check,) = (c for c in checks if c.name == name)
     check.run()
 

@@ -55,7 +55,7 @@ def test_duckdb_keeps_the_contract(name: str, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_million_keys(tmp_path: Path) -> None:
     """As many private keys as rows."""
-    checks = list(suite.backend_checks("duckdb", Files(tmp_path), most_keys=10**6))
+    checks = list(suite.backend_checks("duckdb", Files(tmp_path), max_keys=10**6))
     checks[-1].run()
 
 
@@ -162,7 +162,7 @@ def test_one_line_runs_the_suite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     rules = (suite.snapshots_are_told_apart, *BY_NONCE[2:])
     monkeypatch.setattr(suite, "RULES", rules)
     with pytest.raises(NotConformant) as raised:
-        suite.check_backend("unbounded", Files(tmp_path), most_keys=9, types={"DATE"})
+        suite.check_backend("unbounded", Files(tmp_path), max_keys=9, types={"DATE"})
     named = [line.split(":")[1].strip() for line in str(raised.value).splitlines()]
     assert named == ["sets_are_bounded", "records_are_bounded"]
 
