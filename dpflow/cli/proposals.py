@@ -167,6 +167,7 @@ with DAG(
     schedule={schedule},
     start_date=datetime(2026, 1, 1),
     catchup=False,
+    max_active_runs=1,
     default_args={{"retries": 3, "retry_delay": timedelta(minutes=5)}},
     tags=["dpflow"],
 ):

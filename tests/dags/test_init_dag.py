@@ -36,7 +36,9 @@ def test_the_written_dag_runs(folder: Path, airflow_database: Path, block: str |
     """With a budget for each day the run's interval names the day; else a run is one release."""
     status, output, errors = init(folder, *(("--block", block) if block else ()))
     assert status == 0 and "visits_dag.py" in output, errors
-    text = (folder / "visits_dag.py").read_text().replace("2026, 1, 1", "2020, 1, 1")
+    written = (folder / "visits_dag.py").read_text()
+    assert "max_active_runs=1,\n" in written
+    text = written.replace("2026, 1, 1", "2020, 1, 1")
     text = text.replace(f"'visits{'_daily' if block else ''}',\n    schedule", "'d',\n    schedule")
     world = SimpleNamespace(folder=folder, ledger=folder / "ledger.sqlite")
     (seen,) = run_dag(world, airflow_database, text, "run(3)\n")
