@@ -22,6 +22,7 @@ from dpflow.airflow.task_context import (
     read_blocks,
     read_switch,
 )
+from dpflow.counted import counted
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import require_extra
 
@@ -84,7 +85,9 @@ class PrivacyOperator(BaseOperator):
         lines = self.list_plans(context)
         for line in lines:
             self.log.info("%s", line)
-        raise AirflowSkipException(f"plan_only: {len(lines)} releases planned; nothing was charged")
+        raise AirflowSkipException(
+            f"plan_only: {counted(len(lines), 'release')} planned; nothing was charged"
+        )
 
     def list_plans(self, context: Any) -> list[str]:
         """A line for each release that this task would make."""

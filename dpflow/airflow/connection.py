@@ -11,6 +11,7 @@ from typing import Any
 from airflow.sdk import BaseHook
 
 from dpflow.client.remote import RemoteClient, check_server
+from dpflow.counted import counted
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import BudgetView, Ledger
 
@@ -64,7 +65,7 @@ class LedgerHook(BaseHook):
             return False, str(error)
         return (
             True,
-            f"the ledger opens and has {scopes} granted scope{'' if scopes == 1 else 's'}{note}",
+            f"the ledger opens and has {counted(scopes, 'granted scope')}{note}",
         )
 
     def _require_type(self, connection: Any) -> None:

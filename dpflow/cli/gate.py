@@ -211,7 +211,7 @@ def submit(
     submissions = read_queries(candidates)
     if bad := [one for one in submissions if not isinstance(one, dict) or "name" not in one]:
         raise InvalidInput(
-            f"{candidates} holds {len(bad)} entries that are no candidates; each has a name, a claim and a model"
+            f"not every entry of {candidates} is a candidate ({len(bad)} of {len(submissions)}); each has a name, a claim and a model"
         )
     if service := find_service(ledger):
         if any(option is not None for option in (model, alias, champion, better_by)):

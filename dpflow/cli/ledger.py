@@ -30,6 +30,7 @@ from dpflow.cli.console import (
 from dpflow.cli.grants import ScopeArgument
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
+from dpflow.counted import counted
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, Ledger, VerificationReport
@@ -213,7 +214,8 @@ def verify(
 def rotate(ledger: LedgerOption = None) -> None:
     """Encrypt the keys of results, and the states of open sessions, under new keys."""
     number = open_ledger(ledger).rotate(principal=current_principal())
-    print(f"{number} keys are wrapped under a new one, and the old one is destroyed")
+    are = "is" if number == 1 else "are"
+    print(f"{counted(number, 'key')} {are} wrapped under a new one, and the old one is destroyed")
 
 
 @app.command()
@@ -264,7 +266,7 @@ def export(
         return
     with open_output(file) as stream:
         number = book.export(stream)
-    print(f"{number} entries written to {file}")
+    print(f"{counted(number, 'entry', 'entries')} written to {file}")
 
 
 @app.command("report")

@@ -13,6 +13,7 @@ import typer
 from dpflow.catalogue import is_table_name
 from dpflow.cli.console import JsonOption, open_output, show_json, show_table
 from dpflow.core.contract.declaration import Table
+from dpflow.counted import counted
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.file_list import SUFFIX
@@ -194,7 +195,9 @@ def _show_counts(report: LoadReport, as_json: bool) -> None:
                 "ignored_columns": list(report.ignored_columns),
             }
         )
-    print(f"{report.rows} rows taken, {report.rejected} rejected (exact numbers: keep them)")
+    print(
+        f"{counted(report.rows, 'row')} taken, {report.rejected} rejected (exact numbers: keep them)"
+    )
     if report.rejects:
         rows: list[tuple[Any, ...]] = [
             (r.source, r.column, r.kind, r.rows, ", ".join(map(str, r.lines)))

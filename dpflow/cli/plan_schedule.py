@@ -20,6 +20,7 @@ from dpflow.core.accounting.privacy_filters import (
     default_filter,
     make_filter,
 )
+from dpflow.counted import counted
 from dpflow.engine.planning import report
 from dpflow.engine.planning.simulate import (
     Forecast,
@@ -242,7 +243,8 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
         ("best filter", f"{best['filter']}: {_count_text(best['rounds'])}{shared}"),
     ]
     if fixed:
-        cost = f"{fixed['releases']:,} releases cost epsilon {fixed['epsilon']:.4g} at delta {fixed['delta']}"
+        cost = "costs" if fixed["releases"] == 1 else "cost"
+        cost = f"{counted(fixed['releases'], 'release')} {cost} epsilon {fixed['epsilon']:.4g} at delta {fixed['delta']}"
         rows.append(("fixed in advance", f"{cost} ({fixed['report']})"))
     return rows
 

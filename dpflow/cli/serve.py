@@ -12,6 +12,7 @@ import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger
 from dpflow.client.remote import is_loopback
+from dpflow.counted import counted
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 
@@ -106,7 +107,7 @@ def command(
             server.should_exit = True
             return
         for name, session in done.result().items():
-            print(f"{name}: {session.cached_left} predictions left", flush=True)
+            print(f"{name}: {counted(session.cached_left, 'prediction')} left", flush=True)
         if service.tables:
             print(f"{file} serves {', '.join(service.tables)} at {host}:{port}", flush=True)
 

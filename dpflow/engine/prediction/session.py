@@ -23,6 +23,7 @@ from dpflow.core.accounting.events import to_json
 from dpflow.core.contract.point_encoding import Codes, EncodedPoints, Points, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
 from dpflow.core.sampling.randomness import Source
+from dpflow.counted import counted
 from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.prediction.answer_index import (
     AnswerIndex,
@@ -240,7 +241,7 @@ class PredictionSession:
             )
             raise SessionClosed(
                 f"{len(fresh)} of these points have no stored answer, and session {self.id} has "
-                f"{left} predictions left; {fewer}, or open another session"
+                f"{counted(left, 'prediction')} left; {fewer}, or open another session"
             )
         rows = codes if new is None else codes[np.fromiter(new.values(), np.int64, len(new))]
         answers, text, failed = self._draw_answers(rows)

@@ -12,6 +12,7 @@ from html import escape
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.counted import counted
 from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
 from dpflow.ledger.history.checkpoint import Checkpoint
@@ -116,7 +117,7 @@ class AuditPage:
         """The page: every text escaped, nothing loaded from elsewhere."""
         title = f"Privacy budget of {self._scope}"
         period = f"From {_point_text(self._since, 'the first entry')} to before "
-        period += f"{_point_text(self._until, 'the time of this report')}: {self._entries} entries."
+        period += f"{_point_text(self._until, 'the time of this report')}: {counted(self._entries, 'entry', 'entries')}."
         sums = [
             (block or "all rows", *self._amounts(self._period.costs[""].get(block, Cost())), *rest)
             for block, cost in sorted(self._total.costs[""].items())

@@ -24,6 +24,7 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.accounting.periods import name_account, select_current
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
+from dpflow.counted import counted
 from dpflow.errors import DpflowError
 from dpflow.ledger.audit.release_state import ReleaseState, digest_values, read_body
 from dpflow.ledger.books import data_claims
@@ -280,8 +281,8 @@ class Recheck:
         """Checkpoints of witnesses that prove less than they seem to."""
         if self.own_witness:
             yield (
-                f"{len(self.own_witness)} checkpoints of witnesses, first in entry {self.own_witness[0]}, were kept where the user "
-                f"who charges can write: they are evidence against accidents only"
+                f"the user who charges could write where {counted(len(self.own_witness), 'checkpoint')} of witnesses, first in "
+                f"entry {self.own_witness[0]}, came from: evidence against accidents only"
             )
 
     # --- charges ------------------------------------------------------------------------------

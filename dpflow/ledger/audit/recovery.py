@@ -20,6 +20,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.core.accounting.privacy_filters import Cost, Filter
+from dpflow.counted import counted
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.audit.statement import subtract_cost
@@ -183,12 +184,12 @@ class CheckpointTrace:
         if self._jumps:
             seq, before, after = self._jumps[0]
             yield (
-                f"time goes back at {len(self._jumps)} entries, first at entry {seq} from {before} to {after}; set the clocks of "
-                f"all machines that write, and read reports by entry number"
+                f"time goes back at {counted(len(self._jumps), 'entry', 'entries')}, first at entry {seq} from {before} to "
+                f"{after}; set the clocks of all machines that write, and read reports by entry number"
             )
         if self._future:
             seq, at = self._future[0]
-            yield f"{len(self._future)} entries are of the future, first entry {seq} of {at}; set the clocks"
+            yield f"of the future: {counted(len(self._future), 'entry', 'entries')}, first entry {seq} of {at}; set the clocks"
 
     @property
     def marks(self) -> set[Seen]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from dpflow.counted import counted
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.history.checkpoint import Checkpoint
 from dpflow.private_files import sweep_left
@@ -112,7 +113,8 @@ class FolderPlace:
                 return None
             if max(numbers) != len(numbers):
                 raise LedgerCorrupt(
-                    f"{self.folder} has {len(numbers)} checkpoints, and the newest is number {max(numbers)}: some were taken away"
+                    f"{self.folder} has {counted(len(numbers), 'checkpoint')}, and the newest is number "
+                    f"{max(numbers)}: some were taken away"
                 )
             file = self.folder / _name(max(numbers))
             if file.stat().st_size > _MAX_BYTES:

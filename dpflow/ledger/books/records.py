@@ -22,6 +22,7 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
 )
+from dpflow.counted import counted
 from dpflow.errors import InvalidInput, LedgerCorrupt
 
 if TYPE_CHECKING:
@@ -476,7 +477,9 @@ class VerificationReport:
 
     def __str__(self) -> str:
         if not self.ok:
-            return f"{self.entries} entries, NOT verified: " + "; ".join(self.problems)
+            return f"{counted(self.entries, 'entry', 'entries')}, NOT verified: " + "; ".join(
+                self.problems
+            )
         compared = f"compared with the checkpoint of entry {self.compared_with}"
         if self.compared_with is None:
             compared = (
@@ -486,12 +489,15 @@ class VerificationReport:
         number, rest = self.entries - self.checked_after, ""
         if self.checked_after:
             rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
-        lines = [f"{number} entries verified: chain, anchor and sums hold; {compared}{rest}"]
+        lines = [
+            f"{counted(number, 'entry', 'entries')} verified: chain, anchor and sums hold; {compared}{rest}"
+        ]
         if self.self_declared:
             first = ", ".join(map(str, self.self_declared[:5]))
             more = len(self.self_declared) - 5
             lines.append(
-                f"self-declared, not signed: the decisions about grants in entries {first}"
+                f"self-declared, not signed: the decisions about grants in "
+                f"{'entry' if len(self.self_declared) == 1 else 'entries'} {first}"
                 f"{f' and {more} more' if more > 0 else ''}"
             )
         return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

@@ -24,8 +24,8 @@ def test_verify_says_what_it_was_compared_with(ledger, ask):
     ("shifts", "words"),
     [
         ([0, 200, 0], []),  # clocks of two machines
-        ([0, -1000, 0], ["time goes back at 1 entries, first at entry 3"]),
-        ([0, 5000, 0], ["time goes back at 1 entries, first at entry 4", "first entry 3 of"]),
+        ([0, -1000, 0], ["time goes back at 1 entry, first at entry 3"]),
+        ([0, 5000, 0], ["time goes back at 1 entry, first at entry 4", "first entry 3 of"]),
     ],
 )
 def test_clocks_that_lie_are_warned_of(ledger, ask, monkeypatch, shifts, words):
