@@ -110,8 +110,10 @@ def run_example(example: Example, names: dict[str, Any]) -> None:
             run_python(example, names)
     elif example.language == "console":
         for command in commands(example.text):
-            # An audit says the same words after less work, which `tests/testing` looks at.
-            line = command.line.replace("--seconds 5", "--seconds 1")
+            # An audit says the same words after less work, but a certificate covers less.
+            line = command.line
+            if line.startswith("dpflow audit"):
+                line = line.replace("--seconds 5", "--seconds 1")
             printed = run_command(line, command.status)
             if command.output and not shows(command.output, printed):
                 raise ValueError(

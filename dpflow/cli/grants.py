@@ -40,7 +40,7 @@ ApprovalsOption = Annotated[
     int | None,
     typer.Option(
         min=1, max=2,
-        help="2: this grant and later ones wait until another principal approves them; as before if left out.",
+        help="2: this grant waits until another principal approves it, and from then on each later one does; as before if left out.",
     ),
 ]  # fmt: skip
 CertifiedOption = Annotated[

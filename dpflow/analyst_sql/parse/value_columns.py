@@ -130,7 +130,7 @@ def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction,
             f"declare lower and upper of its columns, or write least(greatest(x, 0), 100)"
         )
     width = bounds.high - bounds.low
-    whole = all(column.step.denominator == 1 for column in used)
+    whole = all(column.step.denominator == 1 and not column.is_rounded for column in used)
     is_rounded = False
     if (common := _find_step(node, table)) is not None:
         step = common or Fraction(1)
@@ -164,10 +164,12 @@ def _list_values(node: Node, table: Table) -> set[str]:
 
 def _find_step(node: Node, table: Table) -> Fraction | None:
     """The step of a grid that holds an expression's values where its columns are on theirs: the largest that
-    divides all steps and numbers. None where its form does not say one, 0 where each value is 0.
+    divides all steps and numbers. None where its form does not say one, or where values of a column lie between
+    its steps; 0 where each value is 0.
     """
     if node.op == "column":
-        return table.column(".".join(node.args[0])).step
+        column = table.column(".".join(node.args[0]))
+        return None if column.is_rounded else column.step
     if node.op == "number":
         number = abs(Fraction(node.args[0]))
         return number if number.denominator == 1 else None
