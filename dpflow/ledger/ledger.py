@@ -11,7 +11,13 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
 
 from dpflow import fault_points
-from dpflow.errors import BudgetExceeded, DpflowError, InvalidInput, WitnessBehind
+from dpflow.errors import (
+    BudgetExceeded,
+    DpflowError,
+    InvalidInput,
+    LedgerUnavailable,
+    WitnessBehind,
+)
 from dpflow.ledger.audit.recheck import RESERVED_KINDS
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.books import charges, data_claims, releases, sessions, witnesses
@@ -24,6 +30,7 @@ from dpflow.ledger.books.records import (
     SettledRequest,
     checked_name,
     checked_principal,
+    path_of,
     stored_json,
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
@@ -86,7 +93,7 @@ class Ledger(BudgetLedger):
             DpflowError: as `reserve`; then none of them was charged.
         """
         self._require_spender()
-        return self._charge(lambda: self._reserve_many(asks), asks[:1])
+        return self._charge(lambda: self._reserve_many(asks), asks)
 
     def _reserve_many(self, asks: Sequence[ReleaseCharge]) -> list[Reservation]:
         reservations: dict[ReleaseKey, Reservation] = {}
@@ -442,12 +449,31 @@ class Ledger(BudgetLedger):
 
     def _charge(self, verb: Callable[[], T], asks: Sequence[ReleaseCharge]) -> T:
         """Charge; where a scope demands a newer checkpoint of its witness, bring that in and try once more."""
+        self._compare_with_witness({ask.key.scope for ask in asks})
         try:
             return verb()
         except WitnessBehind:
             self._bring_checkpoint(asks[0].principal)
         # Also where another process brought it meanwhile.
         return verb()
+
+    def _compare_with_witness(self, scopes: set[str]) -> None:
+        """Before the first charge of each scope that demands a witness: a history that the newest checkpoint of
+        DPFLOW_LEDGER_WITNESS is ahead of was restored. A place out of reach says nothing: then the demand alone holds.
+        """
+        name = os.environ.get("DPFLOW_LEDGER_WITNESS")
+        if not name or scopes <= self._compared:
+            return
+        paths = {part for scope in scopes for part in path_of(scope)}
+        if demanding := paths & {state.scope for state in self.witness_states()}:
+            try:
+                newest = open_place(name).newest()
+            except LedgerUnavailable:
+                newest = None
+            if newest is not None:
+                with self._begin_writing() as writer:
+                    witnesses.require_extended(writer, demanding, newest[1])
+        self._compared |= scopes
 
     def _bring_checkpoint(self, principal: str) -> None:
         """Write the newest checkpoint of DPFLOW_LEDGER_WITNESS into the history, if a scope gains by it.

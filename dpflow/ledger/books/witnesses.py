@@ -3,8 +3,9 @@ goes.
 
 A witness signs checkpoints of a ledger that it may only read, and keeps them where the ledger's users cannot write. Its
 newest one is brought into the history as an entry of its own. A scope that demands it pays for at most so many charges
-behind the entry that was signed. So whoever puts an older copy back, with its anchor, takes back that many at most
-before the two branches differ from what the witness has; and as many again each time they do.
+behind the entry that was signed. Whoever puts an older copy back, with its anchor, is found by the first charge of a
+process that reaches the witness's checkpoints. Where none does, they take back that many charges at most, and as many
+again each time.
 """
 
 from __future__ import annotations
@@ -168,6 +169,17 @@ def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> 
         state.update(schema.witness, row, size=point.size, charges=charges[name])
     writer.add_entry("witness", "", "", principal, {"note": note, "own": is_own})
     return True
+
+
+def require_extended(writer: Writer, scopes: set[str], note: str) -> None:
+    """Raises `LedgerCorrupt` unless the history extends a checkpoint that the witness of one of these scopes signed; a note of
+    nobody's says nothing.
+    """
+    demands = [scope.filter.witness for scope in _demanding(writer.state) if scope.scope in scopes]
+    _, point = signed_by(note, {demand.key for demand in demands if demand is not None})
+    if point is not None:
+        for _ in _entries_behind(writer, point):
+            pass
 
 
 def _entries_behind(writer: Writer, point: Checkpoint) -> Iterator[Any]:

@@ -70,6 +70,8 @@ class SealedDatabase:
     def _attach(self, database: Database, anchor: Anchor) -> None:
         self._database, self._anchor = database, anchor
         self._cipher = Cipher(anchor)
+        #: Scopes whose history was compared with the newest checkpoint of a witness.
+        self._compared: set[str] = set()
 
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"

@@ -208,27 +208,97 @@ def test_a_forged_checkpoint_is_found(watched, ask, tmp_path, signer, change, wo
     assert run_audit(export_text(watched), tmp_path).returncode != 0
 
 
-def test_a_restored_copy_pays_no_more_than_the_demand(make_place, keep, ask, tmp_path):
-    """Database and anchor were put back together, so nothing inside shows it: the witness does."""
+@pytest.fixture
+def restored(make_place, keep, ask, tmp_path):
+    """Opens a copy, put back with its anchor, whose witness has signed a later entry: nothing inside shows it."""
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ledger.grant("free", 9, 0, **TERMS)
     ask.reserve(ledger, "d0")
     place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copytree(place.anchor, tmp_path / "copy-anchor")
     shutil.copy(place.target, tmp_path / "copy.sqlite")
     ask.reserve(ledger, "lost")
     ledger.witness(keep, NIGHTLY)
-    restored = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
-    assert restored.verify().ok
-    ask.reserve(restored, "d1")
-    ask.reserve(restored, "d2")
-    for number in itertools.count(3):
-        with pytest.raises(LedgerCorrupt, match="does not extend|nothing is signed"):
-            ask.reserve(restored, f"d{number}") if number == 3 else restored.witness(keep, NIGHTLY)
-        if number == 4:
-            break
-    assert ask.spent(restored) == {"": "0.3"}
+    return make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open
+
+
+def test_a_restored_copy_is_found_at_its_first_charge(restored, keep, ask):
+    """By every charge of a scope that demands the witness, a session's and a replay, too."""
+    for name in ("d1", "d0"):
+        with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 4"):
+            ask.reserve(restored(), name)
+    ledger = restored()
+    assert ledger.verify().ok
+    with pytest.raises(LedgerCorrupt, match="does not extend"):
+        ask.answer_once(ledger)
+    with pytest.raises(LedgerCorrupt, match="does not extend"):
+        ledger.reserve_many(
+            [ReleaseCharge(ask.key("f", scope="free"), **ask.terms()), charge(ask, "d1")]
+        )
+    ask.reserve(ledger, "d1", scope="free")
+    assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_a_restored_copy_pays_no_more_than_the_demand(restored, keep, ask, monkeypatch):
+    """Where the witness is out of reach; it is found by who reaches it again."""
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", "/nowhere")
+    ledger = restored()
+    ask.reserve(ledger, "d1")
+    ask.reserve(ledger, "d2")
+    with pytest.raises(LedgerUnavailable):
+        ask.reserve(ledger, "d3")
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", keep)
+    for opened in (ledger, restored()):
+        with pytest.raises(LedgerCorrupt, match="does not extend"):
+            ask.reserve(opened, "d3")
+    with pytest.raises(LedgerCorrupt, match="nothing is signed"):
+        ledger.witness(keep, NIGHTLY)
+    assert ask.spent(ledger) == {"": "0.3"}
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_after_a_recovery_the_witness_signs_before_the_next_charge(
+    make_place, keep, ask, tmp_path, monkeypatch, is_known
+):
+    """The newest checkpoint is of entries that were lost: who took it over shows the witness first; else it has a new place."""
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ask.reserve(ledger, "d0")
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    left = make_place(str(tmp_path / "copy.sqlite"), place.anchor)
+    ask.reserve(ledger, "lost")
+    ledger.witness(keep, NIGHTLY)
+    note, keys = witnesses_place(keep).newest()[1], [NIGHTLY.public_text]
+    ledger = left.open()
+    taken = {"checkpoint": note, "keys": keys} if is_known else {}
+    ledger.recover(reason="disk", principal="owner", **taken)
+    if not is_known:
+        ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    with pytest.raises(LedgerCorrupt, match="does not extend"):
+        ask.reserve(ledger, "d1")
+    if not is_known:
+        with pytest.raises(LedgerCorrupt, match="nothing is signed"):
+            ledger.witness(keep, NIGHTLY)
+        keep = str(tmp_path / "new")
+        (tmp_path / "new").mkdir()
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", keep)
+    assert ledger.witness(keep, NIGHTLY).is_new
+    ask.reserve(ledger, "d1")
+    spent = "0.3" if is_known else "0.2"
+    assert ask.spent(ledger) == {"": spent} and ledger.verify().ok
+
+
+def test_a_note_of_another_key_stops_no_charge(restored, keep, ask):
+    """Whoever can write where the witness keeps its checkpoints, and has not its key."""
+    number, note = witnesses_place(keep).newest()
+    witnesses_place(keep).add(number + 1, OTHER.sign(note.rpartition("\n\n")[0] + "\n"))
+    ledger = restored()
+    ask.reserve(ledger, "d1")
+    assert ask.spent(ledger) == {"": "0.2"}
 
 
 def test_a_git_repository_is_added_to_and_never_rewritten(watched, ask, tmp_path):
