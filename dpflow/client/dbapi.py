@@ -1,7 +1,8 @@
 """DB-API 2.0 (PEP 249) over a `Client`: for `pandas.read_sql`, SQLAlchemy and dashboards.
 
 Published results and stored answers are read freely. New answers are paid only where an epsilon is given, in `connect`
-or in the query's own comment, and only from a scope with a limit per day: dashboards send many variants of a query.
+or in the query's own comment, or an error there, and only from a scope with a limit per day: dashboards send many
+variants of a query.
 Each answer is final when it is there. There are no transactions, so `Connection.commit` has nothing to do and
 `Connection.rollback` is not supported.
 """
@@ -15,9 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpflow import errors
+from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client
 from dpflow.client.open_client import connect as open_client
-from dpflow.errors import DpflowError, UnknownName
+from dpflow.errors import DpflowError, InvalidInput, UnknownName
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
@@ -77,6 +79,10 @@ _CLASSES: tuple[tuple[type[DpflowError], type[DatabaseError]], ...] = (
 )
 
 
+#: Columns of what EXPLAIN gives.
+_PLAN = [("part", "VARCHAR"), ("plan", "VARCHAR")]
+
+
 class _Kind:
     """A type object of PEP 249: equal to the type codes of its columns."""
 
@@ -84,6 +90,8 @@ class _Kind:
         self._kinds = frozenset(kinds)
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, _Kind):
+            return self._kinds == other._kinds
         return str(other).partition("(")[0] in self._kinds
 
     def __hash__(self) -> int:
@@ -91,10 +99,10 @@ class _Kind:
 
 
 STRING = _Kind("VARCHAR")
-BINARY = _Kind()
+BINARY = _Kind("BLOB")
 NUMBER = _Kind("BIGINT", "HUGEINT", "DOUBLE", "DECIMAL", "BOOLEAN")
 DATETIME = _Kind("DATE", "TIMESTAMP")
-ROWID = _Kind()
+ROWID = _Kind("ROWID")
 Date, Timestamp, Time = dt.date, dt.datetime, dt.time
 DateFromTicks, TimestampFromTicks = dt.date.fromtimestamp, dt.datetime.fromtimestamp
 
@@ -168,7 +176,6 @@ class Connection:
         self.client = client
         self.options = {name: text for name, text in options.items() if text is not None}
         self._is_closed = False
-        self._limited: set[str | None] = set()
 
     def cursor(self) -> Cursor:
         """A new cursor."""
@@ -192,28 +199,23 @@ class Connection:
         if self._is_closed:
             raise InterfaceError("the connection is closed; open another one")
 
-    def require_daily_limit(
-        self, text: str, parameters: Sequence[Any], options: Mapping[str, Any], named: str | None
-    ) -> None:
-        """Raises `PlanRefused` if a query would be charged to a scope that no limit per day holds.
+    def find_limit_problem(self, view: Mapping[str, Any]) -> str:
+        """Why a planned query is not paid: no limit per day holds the scope that pays; "" if it may be.
 
         Args:
-            named: the scope that its comment names.
+            view: of `Client.explain`.
         """
-        scope = named or options.get("scope")
-        if scope in self._limited:
-            return
-        view = self.client.explain(text, parameters=parameters, **options)
-        pays = str(view["scope"])
-        ends = [end for end, letter in enumerate(pays) if letter == "/"]
-        rows = [row for end in (*ends, None) for row in self.client.remaining(pays[:end])]
+        if all(release["stored"] for release in view["releases"]):
+            return ""
+        scope = str(view["scope"])
+        ends = [end for end, letter in enumerate(scope) if letter == "/"]
+        rows = [row for end in (*ends, None) for row in self.client.remaining(scope[:end])]
         if any(re.fullmatch(r"\d{4}-\d\d-\d\d", str(row.get("period"))) for row in rows):
-            self._limited.add(scope)
-        elif not all(release["stored"] for release in view["releases"]):
-            raise errors.PlanRefused(
-                f"scope {pays!r} has no limit per day, so a dashboard could spend all of it; set one: "
-                f"dpflow ledger quota {pays} --epsilon 1 --period day"
-            )
+            return ""
+        return (
+            f"scope {scope!r} has no limit per day, so a dashboard could spend all of it; let a new quota below it pay: "
+            f"dpflow ledger quota {scope}/board --epsilon 1 --period day"
+        )
 
     def __enter__(self) -> Connection:
         return self
@@ -251,14 +253,19 @@ class Cursor:
 
         Args:
             operation: the query, with ``?`` where parameters stand; options may stand in its comment.
-            parameters: numbers, texts, dates and truth values; each stays one literal.
+            parameters: a list or tuple with a value for each ``?``: numbers, texts, dates and truth values; each
+                stays one literal.
 
         Raises:
+            ProgrammingError: the parameters are none, or too few or many; nothing was asked.
             DatabaseError: its subclass for the error of dpflow, with the same text.
         """
         self._require_open()
         self._forget()
         with _OurErrors():
+            if isinstance(parameters, Mapping):
+                raise InvalidInput("parameters are a list or tuple with a value for each ?")
+            check_parameters(parameters)
             columns, rows = self._ask(operation, tuple(parameters))
         self.description = [(name, kind, *[None] * 5) for name, kind in columns]
         self.rowcount, self._rows = len(rows), iter(rows)
@@ -275,13 +282,16 @@ class Cursor:
         client = self.connection.client
         text = published_query.drop_schema(text)
         source = read_source(text)
-        if not source.explain:
-            found = published_query.find_published(source, parameters, client.published)
-            if found is not None:
-                tree, names = found
-                tables = [client.read_published(name) for name in sorted(names)]
-                made = published_query.answer_published(tree, tables)
-                return made.columns, made.rows
+        found = published_query.find_published(
+            source, parameters, client.published, lambda: list_tables(client)
+        )
+        if found is not None:
+            tree, names = found
+            if source.explain:
+                return _PLAN, [("forecast", "free: published results answer it")]
+            tables = [client.read_published(name) for name in sorted(names)]
+            made = published_query.answer_published(tree, tables)
+            return made.columns, made.rows
         # What the text says goes before what the connection says.
         options: dict[str, Any] = {
             name: value
@@ -292,12 +302,18 @@ class Cursor:
             options.pop("epsilon", None)
         elif "epsilon" not in source.options:
             options.setdefault("epsilon", "0")
-        if source.explain:
+        is_free = "0" in (options.get("epsilon"), source.options.get("epsilon"))
+        if source.explain or not is_free:
             view = client.explain(text, parameters=parameters, **options)
-            return [("part", "VARCHAR"), ("plan", "VARCHAR")], list(plan_lines(view))
-        if options.get("epsilon") != "0" and source.options.get("epsilon") != "0":
-            named = source.options.get("scope")
-            self.connection.require_daily_limit(text, parameters, options, named)
+            problem = self.connection.find_limit_problem(view)
+            if source.explain:
+                view |= {"forecast": f"refused: {problem}"} if problem else {}
+                return _PLAN, list(plan_lines(view))
+            if problem:
+                raise errors.PlanRefused(problem)
+            # No other one, which the file may name by now.
+            if "scope" not in source.options:
+                options["scope"] = view["scope"]
         answer = client.sql(text, parameters=parameters, **options)
         self.answer = answer
         self.messages = [(Warning, Warning(note)) for note in answer.notes]

@@ -104,6 +104,15 @@ class DpflowDialect(default.DefaultDialect):
             raise exc.ArgumentError(
                 "the URL names a scope behind the host and as an option; name it once"
             )
+        # Neither may be quoted: it may be a token.
+        if url.username:
+            raise exc.ArgumentError(
+                "the URL has a user name; a token stands in place of the password: dpflow://:TOKEN@HOST/"
+            )
+        if url.password and not url.host:
+            raise exc.ArgumentError(
+                "the URL has a token and no host, whose token it is; write dpflow://:TOKEN@HOST/"
+            )
         options: dict[str, Any] = {"scope": url.database or None} | query
         if url.host is None:
             return [], options

@@ -131,7 +131,11 @@ class LocalClient(Client):
         if catalogue is None:
             return []
         answers = [] if catalogue.output is None else list_published(catalogue.output.database)
-        return sorted({*catalogue.public, *answers} - set(catalogue.tables))
+        # A declared table comes before an answer of its name, in any case.
+        tables = {name.casefold() for name in catalogue.tables}
+        return sorted(
+            name for name in {*catalogue.public, *answers} if name.casefold() not in tables
+        )
 
     def read_published(self, name: str) -> RowTable:
         """As `Client.read_published`."""

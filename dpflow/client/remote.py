@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow import errors
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.engine.releases.receipt import Receipt
@@ -322,7 +323,8 @@ def make_error(body: Mapping[str, Any]) -> DpflowError:
 
 
 def encode_query(text: str, parameters: Parameters, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The body of a query."""
+    """The body of a query. Raises `InvalidInput` for parameters that are none."""
+    check_parameters(parameters)
     if isinstance(parameters, Mapping):
         encoded: Any = {name: _encode(value) for name, value in parameters.items()}
     else:
@@ -351,4 +353,8 @@ def _encode(value: Any) -> Any:
         return {str(name): _encode(inner) for name, inner in value.items()}
     if isinstance(value, list | tuple):
         return [_encode(inner) for inner in value]
-    return value
+    if value is None or isinstance(value, str | int | float):
+        return value
+    raise InvalidInput(
+        f"a value of type {type(value).__name__} cannot be sent; give a number, text, date or truth value"
+    )

@@ -290,6 +290,7 @@ def load_service(path: Path) -> Service:
         raise InvalidDeclaration(
             f"{path}: {taken[0]!r} stands under tables and under public; rename one of them"
         )
+    _require_own_names(path, service)
     _require_one_budget(path, service)
     _require_own_dags(path, service)
     folder = path.parent.resolve()
@@ -365,6 +366,19 @@ def _find_problem(service: Service, principal: Principal) -> str:
     if "predict" in principal.doors and service.predict is None:
         return "has the door predict, and the file serves no session; add predict: {session: FILE}"
     return ""
+
+
+def _require_own_names(path: Path, service: Service) -> None:
+    """Raises `InvalidDeclaration` where a client that reads what is published by its name would read something else."""
+    taken = {name.casefold() for name in [*service.tables, *service.public]}
+    for name in service.published:
+        views = {name.casefold(), f"{name}_latest".casefold()}
+        if both := sorted(views & taken):
+            raise InvalidDeclaration(
+                f"{path}: published {name!r} is read as {name!r} and {f'{name}_latest'!r}, and {both[0]!r} is the name of a "
+                f"table or of something else that is published; rename one of them"
+            )
+        taken |= views
 
 
 def _require_one_budget(path: Path, service: Service) -> None:

@@ -98,6 +98,23 @@ def test_epsilon_zero_answers_from_what_is_stored_or_refuses(fresh: World) -> No
     assert fresh.spent() == spent
 
 
+@pytest.mark.parametrize("finer", [False, True])
+def test_epsilon_zero_takes_the_most_exact_of_what_is_stored(fresh: World, finer: bool) -> None:
+    """A newer and worse draw hides nothing, also where a finer release is added up; of equal errors the newest."""
+    text = "SELECT COUNT(*) AS n FROM visits"
+    better = fresh.ask(text, epsilon=1)
+    worse = (
+        fresh.ask("SELECT city, COUNT(*) AS n FROM visits GROUP BY city", epsilon="0.6")
+        if finer
+        else fresh.ask(text, epsilon="0.1", revision=2)
+    )
+    assert not worse.free
+    assert fresh.ask(text, epsilon=0).origins[0].release_id == better.origins[0].release_id
+    again = fresh.ask(text, epsilon=1, revision=3)
+    assert not again.free
+    assert fresh.ask(text, epsilon=0).origins[0].release_id == again.origins[0].release_id
+
+
 def test_a_basic_scope_pays_for_private_keys_with_laplace_noise(fresh: World) -> None:
     """They need a delta, with which Gaussian noise would be chosen where it is smaller; this filter pays
     none, so nobody has to say noise: laplace.

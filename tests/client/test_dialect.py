@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 import json
 import os
 import re
@@ -11,15 +12,19 @@ import sys
 from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import pandas
 import pytest
 import sqlalchemy as sa
 import yaml
 from service_world import RELEASE, TOKENS, Server, ServiceWorld, settle, task
+from typer.testing import CliRunner
 
-from dpflow.client import dbapi
-from dpflow.errors import BudgetExceeded, PlanRefused
+from dpflow.cli import app
+from dpflow.client import connect, dbapi
+from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
 
 DAILY = "visits/ann/today"
 
@@ -133,11 +138,60 @@ def test_spending_needs_a_limit_per_day(world: ServiceWorld, server: Server) -> 
             bob.exec_driver_sql("SELECT count(*) FROM visits")
         assert isinstance(error.value.orig.__cause__, PlanRefused)
         assert spent(world, "visits/bob") == "0"
+        plan = bob.exec_driver_sql("EXPLAIN SELECT count(*) FROM visits").all()
+        assert plan[-1][0] == "forecast" and str(error.value.orig) in plan[-1][1]
         assert bob.exec_driver_sql("SELECT sum(value) FROM daily").scalar() is not None
+        assert bob.exec_driver_sql("EXPLAIN SELECT * FROM daily").all() == [
+            ("forecast", "free: published results answer it")
+        ]
     with sa.create_engine(url_of(server, "ann", "?epsilon=11")).connect() as ann:
         with pytest.raises(sa.exc.OperationalError) as spending:
             ann.exec_driver_sql("SELECT min(age) FROM visits")
         assert isinstance(spending.value.orig.__cause__, BudgetExceeded)
+
+
+def test_a_declared_table_comes_before_an_answer_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In any case, also where it was declared after the answer was published."""
+    make_world(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for name in ("VISITS", "other"):
+        publish_view(tmp_path / "published.duckdb", name, [("n", "BIGINT", [1])], AnswerRun())
+    names = ["VISITS_latest", "other", "other_latest", "towns"]
+    assert connect().published() == names
+    with pytest.raises(dbapi.ProgrammingError, match="no stored answer serves"):
+        dbapi.connect().cursor().execute("SELECT count(*) FROM visits")
+
+
+@pytest.mark.own_session
+def test_the_limit_is_looked_up_for_the_scope_that_pays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each new charge: dpflow.yml may name another scope by then. What the refusal advises works."""
+    world = make_world(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    cursor = dbapi.connect(epsilon="0.25").cursor()
+    cursor.execute("SELECT count(*) FROM visits")
+    # A target is an explicit wish to pay, too, and held by the same limit.
+    free = dbapi.connect().cursor()
+    free.execute("-- dp: error=100\nSELECT count(*) FROM visits WHERE age > 30")
+    file = tmp_path / "dpflow.yml"
+    text = file.read_text()
+    file.write_text(text.replace(DAILY, "visits/bob"))
+    for asking, query in ((cursor, ""), (free, "-- dp: error=100\n")):
+        with pytest.raises(dbapi.ProgrammingError, match="no limit per day"):
+            asking.execute(f"{query}SELECT count(*) FROM visits WHERE age > 40")
+    assert spent(world, "visits/bob") == "0"
+    for scope in ("visits/bob", "visits"):
+        file.write_text(text.replace(DAILY, scope))
+        with pytest.raises(dbapi.ProgrammingError, match="no limit per day") as refused:
+            cursor.execute("SELECT sum(cost) FROM visits")
+        command = str(refused.value).partition("dpflow ledger ")[2]
+        done = CliRunner().invoke(app, ["ledger", *command.split()])
+        assert done.exit_code == 0, done.output
+        paid = dbapi.connect(epsilon="0.25", scope=f"{scope}/board").cursor()
+        assert paid.execute("SELECT sum(cost) FROM visits").fetchall()
 
 
 #: As the tools send them, with what becomes of them: "" is answered.
@@ -231,6 +285,81 @@ def test_a_value_stays_one_literal(local: sa.Engine) -> None:
         assert hostile_count is not None and hostile_count < 1000
 
 
+@pytest.mark.parametrize("place", ["", "service"])
+@pytest.mark.parametrize(
+    ("parameters", "problem"),
+    [
+        ("Oslo", "type str"),
+        (None, "type NoneType"),
+        ({"city": "Oslo"}, "a list or tuple"),
+        ({"Oslo"}, "type set"),
+        (("Oslo", "Rome"), "'2' has a value and stands nowhere"),
+        ((), "has no value"),
+        ((b"Oslo",), "neither a number"),
+        ((dt.time(1),), "neither a number"),
+        (({"Oslo"},), "neither a number"),
+        ((None,), "neither a number"),
+        ((pandas.NaT,), "neither a number"),
+        ((float("nan"),), "no query can hold"),
+        ((dt.datetime(2020, 1, 1, tzinfo=dt.UTC),), "time zone"),
+    ],
+)
+def test_parameters_that_are_none_are_refused(
+    local: sa.Engine, world: ServiceWorld, server: Server, place: str, parameters: Any, problem: str
+) -> None:
+    """Of private tables, where they would be charged, and of published results, here and at a service."""
+    where = {"server": server.url, "token": TOKENS["ann"][0]} if place else {}
+    cursor = dbapi.connect(epsilon="0.25", **where).cursor()
+    before = spent(world)
+    for text in ("SELECT count(*) FROM visits WHERE city = ?", "SELECT ? AS city"):
+        with pytest.raises(dbapi.ProgrammingError, match=problem):
+            cursor.execute(text, parameters)
+        with pytest.raises(dbapi.NotSupportedError):
+            cursor.executemany(text, [parameters])
+    assert spent(world) == before
+
+
+def test_other_ways_to_ask_refuse_them_too(local: sa.Engine, server: Server) -> None:
+    query = "SELECT count(*) FROM visits WHERE city = $1"
+    ann = connect(server.url, token=TOKENS["ann"][0])
+    for client, parameters in itertools.product(
+        (connect(), ann), ("O", ("O", "R"), {"1": "O", "b": 1})
+    ):
+        with pytest.raises(InvalidInput, match="parameter"):
+            client.sql(query, parameters=parameters, epsilon="0.25")
+
+
+def test_values_of_published_queries_have_their_types(local: sa.Engine) -> None:
+    cursor = dbapi.connect().cursor()
+    values = (dt.date(2020, 1, 1), dt.datetime(2020, 1, 1, 3), 5, True, "x")
+    assert cursor.execute("SELECT ?, ?, ?, ?, ?", values).fetchone() == values
+    cursor.execute("SELECT DATE '2020-01-05' - ? AS days", values[:1])
+    assert cursor.fetchone() == (4,)
+    huge = "SELECT 170141183460469231731687303715884105727::HUGEINT AS h, 'a\\x00'::BLOB AS b"
+    assert [type(value) for value in cursor.execute(huge).fetchone() or ()] == [float, str]
+    cursor.execute("SELECT 'a\\x00'::BLOB AS b")
+    assert cursor.fetchone() == ("a\\x00",)
+    kinds = [dbapi.STRING, dbapi.BINARY, dbapi.NUMBER, dbapi.DATETIME, dbapi.ROWID]
+    for one, other in itertools.product(kinds, kinds):
+        assert (one == other) == (one is other)
+
+
+def test_a_name_of_two_things_is_refused(
+    world: ServiceWorld, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a service whose file is older than its check: published rows are not counted for a private table's."""
+    cursor = dbapi.connect(server.url, token=TOKENS["ann"][0], epsilon="0.25").cursor()
+    before = spent(world)
+    for listed, text in (
+        (["daily", "Visits"], "SELECT count(*) FROM visits"),
+        (["daily", "daily_latest", "daily_latest"], "SELECT count(*) FROM daily_latest"),
+    ):
+        monkeypatch.setattr(cursor.connection.client, "published", lambda: listed)
+        with pytest.raises(dbapi.ProgrammingError, match="name of two"):
+            cursor.execute(text)
+    assert spent(world) == before
+
+
 def test_published_results_are_read_in_a_locked_process(local: sa.Engine) -> None:
     """No file, no function of the moment, no relation beside those that may be read."""
     with local.connect() as connection:
@@ -250,11 +379,16 @@ def test_published_results_are_read_in_a_locked_process(local: sa.Engine) -> Non
     [
         ("dpflow://h/visits?scope=visits", "once"),
         ("dpflow://h/visits?epsilom=1", "no option"),
+        ("dpflow://SECRET@h/visits", "user name"),
+        ("dpflow://ann:SECRET@h/visits", "user name"),
+        ("dpflow://:SECRET@/visits", "no host"),
+        ("dpflow://:SECRET@/?scope=visits", "no host"),
     ],
 )
 def test_a_wrong_url_is_refused(url: str, problem: str) -> None:
-    with pytest.raises(sa.exc.ArgumentError, match=problem):
-        sa.create_engine(url).connect()
+    with pytest.raises(sa.exc.ArgumentError, match=problem) as error:
+        sa.create_engine(url)
+    assert "SECRET" not in str(error.value)
 
 
 def test_a_host_elsewhere_is_asked_by_https() -> None:

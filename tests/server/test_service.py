@@ -163,6 +163,23 @@ def test_a_query_reads_the_services_public_tables(world: ServiceWorld, ann: http
         load_service(world.folder / "twice.yml")
 
 
+@pytest.mark.parametrize(
+    ("published", "public"),
+    [(["Visits"], "towns"), (["visits_LATEST", "visits"], "towns"), (["TOWNS"], "towns")]
+    + [(["daily", "Daily_latest"], "towns"), (["daily_latest", "daily"], "towns")]
+    + [(["daily"], "daily_Latest"), (["daily", "Daily"], "towns")],
+)
+def test_what_is_published_has_a_name_of_its_own(
+    world: ServiceWorld, published: list[str], public: str
+) -> None:
+    """Else a client that reads it by this name counts published rows for those of a private table."""
+    service = yaml.safe_load(world.file.read_text()) | {"public": {public: "towns.csv"}}
+    service["published"] = dict.fromkeys(published, {"release": "daily", "scope": "visits/ann"})
+    (world.folder / "names.yml").write_text(yaml.safe_dump(service))
+    with pytest.raises(InvalidDeclaration, match="or of something else that is published"):
+        load_service(world.folder / "names.yml")
+
+
 def _shown(answer: httpx.Response) -> tuple[Any, ...]:
     """All that a client sees of an answer, but for the time."""
     headers = {name: text for name, text in answer.headers.items() if name != "date"}

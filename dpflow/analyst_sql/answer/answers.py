@@ -215,7 +215,10 @@ def read_values(kind: str, values: Sequence[Any]) -> tuple[str, list[Any]]:
         kinds = ((-(2**63), 2**63, "BIGINT"), (1 - 10**38, 10**38, "HUGEINT"))
         numbers = [value for value in values if value is not None]
         held = (one for low, end, one in kinds if all(low <= number < end for number in numbers))
-        return next(held, "DOUBLE"), list(values)
+        held_by = next(held, "DOUBLE")
+        if held_by == "DOUBLE":
+            return held_by, [None if value is None else float(value) for value in values]
+        return held_by, list(values)
     if base in ("DOUBLE", "FLOAT", "DECIMAL"):
         return "DOUBLE", list(values)
     if base == "DATE" or base.startswith("TIMESTAMP"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from sqlglot.errors import SqlglotError
 
 from dpflow.analyst_sql.answer.answers import read_decimals, read_values
 from dpflow.analyst_sql.parse.source_text import Refusal, SourceText
-from dpflow.errors import QueryFailed
+from dpflow.errors import InvalidInput, QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 from dpflow.tables.public.query_worker import SCHEMA
 
@@ -53,10 +54,18 @@ def find_published(
     source: SourceText,
     parameters: Mapping[str, Any] | Sequence[Any],
     published: Callable[[], Collection[str]],
+    private: Callable[[], Collection[str]],
 ) -> tuple[exp.Expression, set[str]] | None:
-    """The statement and the published results that it reads, if it is a SELECT that reads nothing else; else None."""
+    """The statement and the published results that it reads, if it is a SELECT that reads nothing else; else None.
+
+    Args:
+        published, private: list names of published results, and of private tables.
+
+    Raises:
+        InvalidInput: it would be answered from published results, and a name stands for something else as well.
+    """
     try:
-        tree = source.parse(parameters)
+        tree = source.parse(parameters, typed_dates=True)
     except Refusal:
         return None
     if not isinstance(tree, exp.Query):
@@ -65,9 +74,17 @@ def find_published(
     tables = [one for one in tree.find_all(exp.Table) if one.name]
     outside = [one for one in tables if one.args.get("db") or one.name.casefold() not in own]
     names = {one.name.casefold() for one in outside}
-    known = {name.casefold(): name for name in published()} if names else {}
+    listed = list(published()) if names else []
+    known = {name.casefold(): name for name in listed}
     if any(one.args.get("db") for one in outside) or not names <= known.keys():
         return None
+    # Of a private table nobody wants published rows counted.
+    uses = Counter(name.casefold() for name in [*listed, *(private() if names else ())])
+    if ambiguous := sorted(name for name in names if uses[name] > 1):
+        raise InvalidInput(
+            f"{known[ambiguous[0]]!r} is the name of two tables or published results; whoever publishes it gives one of "
+            f"them another name"
+        )
     for one in outside:
         alias = one.alias or one.name
         one.set("this", exp.to_identifier(known[one.name.casefold()], quoted=True))

@@ -23,6 +23,7 @@ from dpflow.analyst_sql.parse.foreign_sql import (
     spell_clamped,
     translate,
 )
+from dpflow.analyst_sql.parse.parameters import find_shape_problem, find_value_problem
 from dpflow.errors import InvalidInput, PlanRefused, RuleBroken, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
@@ -118,8 +119,14 @@ class SourceText:
             return None
         return f"-- dp: {option[0]}={option[1]}\n{text}"
 
-    def parse(self, parameters: Mapping[str, Any] | Sequence[Any] = ()) -> exp.Expression:
-        """The one statement, with parameters as literals. Raises `Refusal`."""
+    def parse(
+        self, parameters: Mapping[str, Any] | Sequence[Any] = (), *, typed_dates: bool = False
+    ) -> exp.Expression:
+        """The one statement, with parameters as literals. Raises `Refusal`.
+
+        Args:
+            typed_dates: dates and times have their type, and are no texts that take that of what stands beside them.
+        """
         problem: Refusal | None = None
         statements: list[Any] = []
         try:
@@ -149,7 +156,7 @@ class SourceText:
             refusal = Refusal("one-statement", what)
             refusal.start = start
             raise refusal
-        statement: exp.Expression = _insert_parameters(statements[0], parameters, self)
+        statement: exp.Expression = _insert_parameters(statements[0], parameters, self, typed_dates)
         return statement
 
     def _offset(self, line: int | None, column: int | None) -> int:
@@ -307,19 +314,27 @@ def _list_ancestors(node: Any) -> Iterator[Any]:
 
 
 def _insert_parameters(
-    statement: Any, parameters: Mapping[str, Any] | Sequence[Any], source: SourceText
+    statement: Any,
+    parameters: Mapping[str, Any] | Sequence[Any],
+    source: SourceText,
+    typed_dates: bool,
 ) -> Any:
     """The statement with literals where ``$name``, ``$1``, ``:name`` and ``?`` stand: whatever a
     value holds, it stays one literal.
 
-    Raises `Refusal` for the first that has no value, when all others have theirs.
+    Raises `Refusal` for the first that has no value, when all others have theirs, and for a value that
+    stands nowhere.
     """
+    if problem := find_shape_problem(parameters):
+        raise Refusal("parameters", problem)
     refusal: Refusal | None = None
+    names = set[str]()
     placeholders = [
         n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
     ]
     for position in placeholders:
         name = position.name if isinstance(position, exp.Parameter) else str(position.this or "")
+        names.add(name)
         value: Any = None
         if isinstance(parameters, Mapping):
             known = name in parameters
@@ -328,10 +343,15 @@ def _insert_parameters(
             known = name.isdecimal() and 1 <= int(name[:9]) <= len(parameters)
             value = parameters[int(name[:9]) - 1] if known else None
         what = "has no value; give it one"
-        literal = _make_literal(value)
+        problem = find_value_problem(value)
+        literal = None if problem else _make_literal(value)
         if known and literal is None:
-            what = "is neither a number, a text, a date nor a truth value"
+            what = problem or "is a text or number that no query can hold"
         if known and literal is not None:
+            if typed_dates and isinstance(value, dt.date):
+                literal = exp.cast(
+                    literal, "TIMESTAMP" if isinstance(value, dt.datetime) else "DATE"
+                )
             position.replace(literal)
         elif refusal is None:
             refusal = Refusal("parameters", f"parameter {name[:40]!r} {what}", position)
@@ -340,6 +360,13 @@ def _insert_parameters(
             refusal.start = mark.start() if mark else refusal.start
     if refusal is not None:
         raise refusal
+    numbers = map(str, range(1, len(parameters) + 1))
+    surplus = {*parameters} - names if isinstance(parameters, Mapping) else {*numbers} - names
+    if surplus:
+        raise Refusal(
+            "parameters",
+            f"parameter {min(map(str, surplus))[:40]!r} has a value and stands nowhere in the query; leave the value out",
+        )
     return statement
 
 

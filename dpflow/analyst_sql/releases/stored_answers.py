@@ -130,15 +130,18 @@ class StoredReleases:
         the asked one.
 
         Args:
-            any_error: whatever its error is.
+            any_error: whatever its error is; of releases the newest than which no other is more exact.
         """
+        best: Stored | None = None
         for settled in self._settled:
             stored = self._read(settled, asked.part)
             if stored is None or not _has_same_keys(stored, asked):
                 continue
-            if any_error or _is_as_exact(stored, asked, target):
+            if any_error:
+                best = stored if best is None or _is_more_exact(stored, best, asked) else best
+            elif _is_as_exact(stored, asked, target):
                 return stored
-        return None
+        return best
 
     def explain_payment(self, part: QueryPart) -> str | None:
         """Why a part is paid although a finer release of the same rows is there; None without one."""
@@ -381,25 +384,42 @@ def _is_as_exact(stored: Stored, asked: PartPlan, target: Target | None) -> bool
     """Whether what was drawn is within the target; without one, whether no error of the stored release is
     above the asked one, by the bounds of the question: what a profile chose for one of them is not compared.
     """
-    part, plan = asked.part, stored.plan.question or stored.plan
-    asked_plan = asked.plan.question or asked.plan
-    cells = 1
+    if target is not None:
+        drawn = PartPlan(stored.part, stored.plan, _count_added(stored, asked) * asked.cells)
+        return error_share(target, drawn) <= 1
+    wanted = error_sizes(asked.part, asked.plan.question or asked.plan)
+    got = _find_errors(stored, asked)
+    return all(label in got and got[label] <= size for label, size in wanted.items())
+
+
+def _is_more_exact(stored: Stored, other: Stored, asked: PartPlan) -> bool:
+    """Whether no error of a stored release is above that of another one, and some is below."""
+    errors, others = _find_errors(stored, asked), _find_errors(other, asked)
+    return errors != others and all(
+        size <= others.get(label, math.inf) for label, size in errors.items()
+    )
+
+
+def _count_added(stored: Stored, asked: PartPlan) -> int:
+    """How many numbers of a stored release are added up for one that is asked for."""
+    plan, asked_plan = (one.question or one for one in (stored.plan, asked.plan))
     # A method without groups has no field for them.
     by: Any = getattr(plan.params, "by", None)
     coarser: Any = getattr(asked_plan.params, "by", None)
-    added_up = by != coarser and part.mechanism == "aggregates"
-    if added_up:
-        groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
-        cells = len(plan.table.public_keys(by)) // groups
-    if target is not None:
-        drawn = PartPlan(stored.part, stored.plan, cells * asked.cells)
-        return error_share(target, drawn) <= 1
-    wanted = error_sizes(part, asked_plan)
-    got = dict(error_sizes(stored.part, plan))
-    for label in wanted if added_up else ():
-        # The errors are those of sums of as many noises.
-        got[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
-    return all(label in got and got[label] <= size for label, size in wanted.items())
+    if by == coarser or asked.part.mechanism != "aggregates":
+        return 1
+    groups = 1 if coarser is None else len(asked_plan.table.public_keys(coarser))
+    return len(plan.table.public_keys(by)) // groups
+
+
+def _find_errors(stored: Stored, asked: PartPlan) -> dict[str, float]:
+    """Errors of a part's aggregates where a stored release answers it, by label."""
+    plan, cells = stored.plan.question or stored.plan, _count_added(stored, asked)
+    sizes = dict(error_sizes(stored.part, plan))
+    # The errors are those of sums of as many noises.
+    for label in sizes if cells > 1 else ():
+        sizes[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
+    return sizes
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,8 @@ def publish_view(
 
     Raises:
         NotPublished: the file is held by another process, or cannot be written.
-        TableUnreadable: a table or view of one of these names is somebody else's, or the file is not DuckDB.
+        TableUnreadable: a table or view of one of these names is somebody else's or another answer's, or the file is
+            not DuckDB.
     """
     assert all(kind.partition("(")[0] in _TYPES for _, kind, _ in columns)
     names = (name, f"{name}_latest")
@@ -89,7 +90,7 @@ def publish_view(
     def write(connection: duckdb.DuckDBPyConnection) -> bool:
         connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
         for view in names:
-            _require_own(connection, database, view)
+            _require_own(connection, database, name, view)
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
         if _read_columns(connection, name) != [(column, kind) for column, kind, _ in columns]:
             definitions = ", ".join(f"c{i} {kind}" for i, kind in enumerate(stored))
@@ -144,11 +145,13 @@ class StoredAnswer:
     chosen: bool
 
 
-def list_answers(connection: duckdb.DuckDBPyConnection) -> list[str]:
-    """Names of the views of all answers that dpflow published."""
+def list_answers(connection: duckdb.DuckDBPyConnection, but: str = "") -> list[str]:
+    """Names of the views of all answers that dpflow published, but for those of one."""
     query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ? ORDER BY table_name"
     tables = [str(name) for (name,) in connection.execute(query, [_ROWS]).fetchall()]
-    names = [name for name in tables if f"{name} runs" in tables]
+    names = [
+        name for name in tables if f"{name} runs" in tables and name.casefold() != but.casefold()
+    ]
     return [view for name in names for view in (name, f"{name}_latest")]
 
 
@@ -194,8 +197,14 @@ def _latest_condition(runs: str) -> str:
     return f"{_MOMENT} = (SELECT max({_MOMENT}) FROM {runs})"
 
 
-def _require_own(connection: duckdb.DuckDBPyConnection, database: Path, view: str) -> None:
-    """Raises `TableUnreadable` where a name is taken; else it is noted as ours."""
+def _require_own(
+    connection: duckdb.DuckDBPyConnection, database: Path, name: str, view: str
+) -> None:
+    """Raises `TableUnreadable` where the name of an answer's view is taken; else it is noted as ours."""
+    if view.casefold() in map(str.casefold, list_answers(connection, but=name)):
+        raise TableUnreadable(
+            f"{database.name} has the answers of another query as {view!r}; give the query another name"
+        )
     taken = connection.execute(
         "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' AND "
         f"lower(table_name) = lower(?) AND lower(?) NOT IN (SELECT name FROM {_NOTES})",

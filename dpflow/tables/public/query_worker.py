@@ -263,6 +263,12 @@ def write_value(value: Any) -> Any:
         return float(value)
     if isinstance(value, dt.datetime):
         return value.replace(tzinfo=None).isoformat(sep=" ")
+    if isinstance(value, bytes):
+        # As DuckDB writes them.
+        plain = (32 <= one < 127 and one not in b"\"'\\" for one in value)
+        return "".join(
+            chr(one) if is_plain else f"\\x{one:02X}" for one, is_plain in zip(value, plain)
+        )
     if isinstance(value, dict):
         return {str(key): write_value(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):

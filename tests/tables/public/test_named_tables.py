@@ -92,3 +92,17 @@ def test_a_table_of_the_users_is_no_latest_answer(tmp_path: Path) -> None:
     with pytest.raises(TableUnreadable, match="'answer_latest' that is no answer"):
         put(file, AnswerRun(), (1, "Oslo"))
     assert read(file, "answer_latest") == [(1,)]
+
+
+@pytest.mark.parametrize(
+    ("first", "second"), [("answer", "Answer_latest"), ("answer_latest", "answer")]
+)
+def test_no_answer_takes_another_ones_view(tmp_path: Path, first: str, second: str) -> None:
+    """Whoever reads it would read other numbers from then on."""
+    file = tmp_path / "out.duckdb"
+    columns = [("n", "BIGINT", [1])]
+    publish_view(file, first, columns, AnswerRun())
+    with pytest.raises(TableUnreadable, match="answers of another query"):
+        publish_view(file, second, columns, AnswerRun())
+    publish_view(file, first, columns, AnswerRun())
+    assert read(file, first)[0][0] == 1
