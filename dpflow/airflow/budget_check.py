@@ -75,7 +75,7 @@ class BudgetCheckOperator(PrivacyOperator):
     def log_outcome(self, outcome: Mapping[str, Any]) -> None:
         """One line of the log for a check that passed."""
         fits = "these fit" if outcome.get("unknown") else "they fit"
-        self.log.info("planned: %(planned)d releases; to pay: %(to_pay)d; " + fits, outcome)
+        self.log.info("releases planned: %(planned)d; to pay: %(to_pay)d; " + fits, outcome)
 
     def check_budget(self, context: Any) -> dict[str, Any]:
         """The numbers of releases ``planned`` and ``to_pay``, and with ``unknown="warn"`` which tasks are

@@ -92,7 +92,7 @@ def test_checks_reports_and_grants_say_what_they_saw(
 
     check = BudgetCheckOperator(task_id="c", releases=[make_release()])
     assert read_log(check, context(tiny), monkeypatch) == [
-        "planned: 1 releases; to pay: 1; they fit"
+        "releases planned: 1; to pay: 1; they fit"
     ]
     report = BudgetReportOperator(task_id="r", scope="visits")
     assert read_log(report, context(tiny), monkeypatch) == [
