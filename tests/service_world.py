@@ -143,7 +143,10 @@ class Server:
     def stop(self, how: int = signal.SIGTERM) -> None:
         """End the process, and keep what it wrote."""
         self.process.send_signal(how)
-        self.process.wait(timeout=60)
+        try:
+            self.process.wait(timeout=60)
+        finally:
+            self.process.kill()
         self._written.seek(0)
         self.log = self._written.read().decode()
 

@@ -20,6 +20,7 @@ import httpx
 import pytest
 import yaml
 from airflow_settings import find_wrong_settings
+from compose_services import load_script
 from service_world import RELEASE, TOKENS, asker, task
 from sql_world import DECLARATION
 
@@ -201,8 +202,17 @@ def run_owner(environment: dict[str, str], root: Path, places: dict[str, str]) -
         file.chmod(file.stat().st_mode | 0o060)
 
 
-def test_a_task_releases_at_the_service(tmp_path: Path) -> None:
-    """Both as processes that have their manifest's variables and no others; the service ends in its time."""
+def test_a_task_releases_at_the_service(
+    tmp_path: Path, password_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both as processes that have their manifest's variables and no others; the service has the login of tasks at
+    PostgreSQL, and ends in its time.
+    """
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    load_script("make_secrets").write_secrets(tmp_path / "secrets", host=password_server)
+    init = load_script("init")
+    monkeypatch.setattr(init, "SECRETS", tmp_path / "secrets")
+    init.make_logins()
     for folder in ("rows", "anchor/lost+found", "tmp", "dags"):
         (tmp_path / folder).mkdir(parents=True)
     declaration = DECLARATION | {"database": str(tmp_path / "rows" / "visits.duckdb")}
@@ -216,10 +226,9 @@ def test_a_task_releases_at_the_service(tmp_path: Path) -> None:
     port = find_free_port()
     url = f"https://127.0.0.1:{port}"
     connection = {"conn_type": "dpflow", "host": url, "password": TOKENS["ann"][0]}
-    ledger = str(tmp_path / "rows" / "ledger.sqlite")
     secrets = {
-        "dpflow-ledger": ledger,
-        "dpflow-owner": ledger,
+        "dpflow-ledger": (tmp_path / "secrets" / "dpflow_tasks_url").read_text(),
+        "dpflow-owner": (tmp_path / "secrets" / "dpflow_owner_url").read_text(),
         "dpflow-connection": json.dumps(connection),
     }
     places = {
@@ -230,6 +239,8 @@ def test_a_task_releases_at_the_service(tmp_path: Path) -> None:
         "0.0.0.0": "127.0.0.1",
     }
     run_owner(read_environment("owner", secrets, places), tmp_path, places)
+    monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(tmp_path / "anchor"))
+    init.make_ledger()  # it is there, and gets its roles
     container = PODS["service"]["containers"][0]
     words = [move(word, places) for word in (*container["command"], *container["args"])]
     log = (tmp_path / "log").open("w+")
@@ -268,6 +279,6 @@ def test_a_task_releases_at_the_service(tmp_path: Path) -> None:
         log.close()
     assert "Traceback" not in written, written
     assert RELEASE["name"] in json.dumps(receipt) and "Oslo" not in json.dumps(receipt)
-    book = Ledger(ledger, anchor=tmp_path / "anchor")
+    book = Ledger(secrets["dpflow-owner"], anchor=tmp_path / "anchor", owner=True)
     (row,) = book.remaining("visits").rows()
     assert row["epsilon_spent"] == "0.5" and book.verify().ok
