@@ -36,11 +36,14 @@ class _FileSession:
 
     def is_usable(self) -> bool:
         """Whether its folder can be made again."""
-        return os.access(self._spill.parent, os.W_OK | os.X_OK) and not self._spill.exists()
+        folder = self._spill.parent
+        return os.access(folder.parent, os.W_OK | os.X_OK) and not os.path.lexists(folder)
 
     @contextmanager
     def open(self, what: str) -> Iterator[sandbox.Connection]:
-        """As `sandbox.open_file`. Nothing is kept of a question that fails, nor of one that leaves a spilled file."""
+        """As `sandbox.open_file`. Nothing is kept of a question that fails, nor of one that leaves a spilled file or
+        whose folder somebody removed.
+        """
         session = self._raw.cursor()
 
         def detach() -> None:
@@ -55,17 +58,23 @@ class _FileSession:
             with spill_folder(again=self._spill):
                 with sandbox.attach(session, self._database, what, detach) as connection:
                     yield connection
-                has_rest = bool(os.listdir(self._spill))
+                is_clean = self._is_spill_empty()
         except BaseException:
             self.close()
             raise
-        if has_rest:
+        if not is_clean:
             self.close()
         if self._is_closed:
             return
         _IDLE.append(self)
         while len(_IDLE) > _MAX_IDLE:
             _close_oldest()
+
+    def _is_spill_empty(self) -> bool:
+        try:
+            return not os.listdir(self._spill)
+        except OSError:
+            return False
 
     def close(self) -> None:
         """End it, for good."""

@@ -34,7 +34,7 @@ from dpflow.errors import (
 )
 from dpflow.extras import require_extra
 from dpflow.tables.access import row_wise_views, sql
-from dpflow.tables.access.spill import spill_folder
+from dpflow.tables.access.spill import PREFIX, spill_folder
 
 T = TypeVar("T")
 
@@ -108,6 +108,8 @@ def scrub_errors(action: Callable[[], T], what: str) -> T:
         for kind, words in _HINTS.items():
             if isinstance(error, kind):
                 hint = f"; {words}"
+        if isinstance(error, duckdb.IOException) and PREFIX in str(error):
+            hint = "; the folder it spills into is full or was removed, so free disk space or run it again"
         return TableUnreadable(
             f"{what} cannot be read ({type(error).__name__}); the error's own text is withheld{hint}"
         )

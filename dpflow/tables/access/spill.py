@@ -1,8 +1,9 @@
 """Folders for private rows that are on disk while something works on them: what DuckDB spills, what a
 server sends, and what is copied from a store.
 
-They lie beside the private file, so on storage of its class, and only this user can enter them. A killed
-process leaves its folder; the next one that makes a folder in the same place removes it.
+They lie beside the private file, so on storage of its class, and only this user can enter them. Each is inside one
+that is locked: DuckDB makes a folder again that was removed, for everybody to read, but none where the outer one is
+gone. A killed process leaves its folder; the next one that makes a folder in the same place removes it.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 
 #: How the folders' names begin.
 PREFIX = ".dpflow-spill-"
+_INNER = "rows"
 
 
 @contextmanager
@@ -30,11 +32,13 @@ def spill_folder(beside: Path | None = None, *, again: Path | None = None) -> It
             is there.
     """
     place = beside if beside is not None and os.access(beside, os.W_OK | os.X_OK) else None
-    folder, lock = _make_folder(place or Path(tempfile.gettempdir()), again)
+    outer, lock = _make_folder(place or Path(tempfile.gettempdir()), again and again.parent)
     try:
+        folder = outer / _INNER
+        folder.mkdir(0o700)
         yield folder
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        shutil.rmtree(outer, ignore_errors=True)
         os.close(lock)
 
 
@@ -48,7 +52,10 @@ def remove_abandoned(place: Path) -> None:
                     lock = _open_folder(entry.path)
                     try:
                         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        shutil.rmtree(entry.path, ignore_errors=True)
+                        # Its owner may have removed it and made it again since it was opened. From here on,
+                        # whoever removes this one needs the lock.
+                        if _is_at(lock, entry.path):
+                            shutil.rmtree(entry.path, ignore_errors=True)
                     finally:
                         os.close(lock)
 
@@ -64,9 +71,17 @@ def _make_folder(place: Path, again: Path | None) -> tuple[Path, int]:
         with suppress(FileNotFoundError):
             lock = _open_folder(folder)
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if folder.exists():
+            if _is_at(lock, folder):
                 return folder, lock
             os.close(lock)
+
+
+def _is_at(lock: int, path: Path | str) -> bool:
+    """Whether a path leads to an open folder still."""
+    try:
+        return os.path.samestat(os.fstat(lock), os.lstat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _open_folder(path: Path | str) -> int:

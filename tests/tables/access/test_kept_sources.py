@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,6 +57,11 @@ def ask(file: Path, query: str = "SELECT count(*) FROM private.rows") -> Any:
     """What one question reads."""
     with keep_sources_open(), open_source(file, "rows") as connection:
         return connection.fetch_rows(query)
+
+
+def count_threads() -> int:
+    """DuckDB's, too."""
+    return len(os.listdir("/proc/self/task"))
 
 
 def open_descriptors(file: Path) -> list[str]:
@@ -204,14 +210,43 @@ def test_what_a_session_may_take_is_of_its_question(
     first = ask(file, setting)
     monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", "123MiB")
     assert ask(file, setting) == [("123.0 MiB",)] != first
-    kept_sources._IDLE[-1]._spill.mkdir()
+    kept_sources._IDLE[-1]._spill.parent.mkdir()
     assert ask(file, setting) == [("123.0 MiB",)] and starts.call_count == 3
 
 
+def test_no_row_is_spilled_where_others_could_read_it(
+    file: Path, starts: Mock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DuckDB makes a folder again that somebody removed, but not this one: what must spill fails in words of
+    ours, what need not is answered, and nothing is kept of either.
+    """
+    monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", "20MB")
+
+    def remove_folder() -> None:
+        (folder,) = [path for path in file.parent.iterdir() if path.name.startswith(PREFIX)]
+        shutil.rmtree(folder)
+
+    with pytest.raises(TableUnreadable, match="the folder it spills into .* run it again"):
+        with keep_sources_open(), open_source(file, "rows") as connection:
+            remove_folder()
+            connection.execute(
+                "CREATE TEMP TABLE kept AS SELECT repeat('secret' || i, 40) FROM range(200000) r(i)"
+            )
+    assert os.listdir(file.parent) == [file.name]
+    with keep_sources_open(), open_source(file, "rows") as connection:
+        remove_folder()
+        assert connection.fetch_rows("SELECT count(*) FROM private.rows") == [(3,)]
+    assert os.listdir(file.parent) == [file.name] and not kept_sources._IDLE
+    assert ask(file) == [(3,)] and starts.call_count == 3
+
+
 def test_few_are_kept(file: Path, starts: Mock) -> None:
-    """Those of the files that were read last."""
+    """Those of the files that were read last; the threads of the others end."""
     files = [make_file(file.with_name(f"{n}.duckdb"), n) for n in range(6)]
     assert [ask(file) for file in files] == [[(n,)] for n in range(6)]
     assert len(kept_sources._IDLE) == kept_sources._MAX_IDLE and starts.call_count == 6
-    assert ask(files[5]) == [(5,)] and starts.call_count == 6
-    assert ask(files[0]) == [(0,)] and starts.call_count == 7
+    threads = count_threads()
+    assert ask(make_file(file.with_name("6.duckdb"), 6)) == [(6,)]
+    assert count_threads() == threads
+    assert ask(files[5]) == [(5,)] and starts.call_count == 7
+    assert ask(files[0]) == [(0,)] and starts.call_count == 8

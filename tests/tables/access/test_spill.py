@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ def test_a_kill_leaves_texts_only_until_the_next_query(make: Any, tmp_path: Path
         env=os.environ | {"DPFLOW_MEMORY_LIMIT": "100MB"},
     )
     end = time.monotonic() + 200
-    while not any(file.stat().st_size for one in folders(tmp_path) for file in one.iterdir()):
+    while not any(file.stat().st_size for one in folders(tmp_path) for file in one.glob("rows/*")):
         assert process.poll() is None and time.monotonic() < end
         time.sleep(0.02)
     (folder,) = folders(tmp_path)
@@ -59,7 +60,7 @@ def test_a_kill_leaves_texts_only_until_the_next_query(make: Any, tmp_path: Path
     assert folders(tmp_path) == [folder]
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert any(folder.iterdir())
+    assert any(folder.glob("rows/*"))
     assert private.answer(COUNT, ()).rows.tolist() == [1]
     assert folders(tmp_path) == []
 
@@ -73,7 +74,8 @@ def test_what_cannot_be_written_to_has_no_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     monkeypatch.setattr(spill.os, "access", lambda place, mode: False)
     with spill_folder(tmp_path) as folder:
-        assert folder.parent == scratch and folder.stat().st_mode & 0o777 == 0o700
+        assert folder.parent.parent == scratch
+        assert [path.stat().st_mode & 0o777 for path in (folder, folder.parent)] == [0o700] * 2
     assert folders(scratch) == folders(tmp_path) == []
 
 
@@ -103,7 +105,31 @@ def test_a_folder_that_is_taken_for_abandoned_is_made_again(
     original = tempfile.mkdtemp
     monkeypatch.setattr(spill.tempfile, "mkdtemp", make_and_sweep)
     with spill_folder(tmp_path) as folder:
-        assert [str(folder)] == made[1:] and folder.is_dir()
+        assert [str(folder.parent)] == made[1:] and folder.is_dir()
+
+
+def test_a_folder_that_was_made_again_is_not_abandoned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its owner ends and begins between another's look at its name and that one's lock."""
+
+    def open_slowly(path: str) -> int:
+        former = original(path)
+        monkeypatch.undo()
+        first.close()
+        second.enter_context(spill_folder(again=folder))
+        return former
+
+    original = spill._open_folder
+    with ExitStack() as first, ExitStack() as second:
+        folder = first.enter_context(spill_folder(tmp_path))
+        monkeypatch.setattr(spill, "_open_folder", open_slowly)
+        spill.remove_abandoned(tmp_path)
+        assert folder.is_dir()
+        # Nor is it one that another process may take.
+        spill.remove_abandoned(tmp_path)
+        assert folder.is_dir()
+    assert folders(tmp_path) == []
 
 
 @pytest.fixture
