@@ -411,8 +411,12 @@ class Session:
     @contextmanager
     def tell_behind(self) -> Iterator[None]:
         """Until it ends, tell each new verdict in the transaction of the next answer, and the last one at the end: a
-        transaction of its own costs half of the answer's. For verdicts that nobody acts on before the end.
+        transaction of its own costs half of the answer's. For verdicts that nobody acts on before the end. Inside
+        another one it changes nothing.
         """
+        if self._batch.untold is not None:
+            yield
+            return
         self._batch.untold = []
         try:
             yield

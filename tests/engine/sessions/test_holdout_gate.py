@@ -517,6 +517,16 @@ def test_a_batch_tells_each_verdict_behind_the_next_answer(tiny: Tiny, ledger: L
     assert ledger.verify().ok
 
 
+def test_a_session_that_is_named_twice_tells_all(tiny: Tiny, ledger: Ledger) -> None:
+    """Also what waits when the second name of it begins a batch, as when its answers are used up."""
+    session = open_gate(tiny, ledger, **PARAMS | {"failures": 1})
+    judge_all([lambda: session] * 2, [HONEST, *map(wrong, range(4))])
+    stored = [record.answer["verdict"] for record in ledger.answers(session.id)]
+    assert [body["verdict"] for body in told(ledger)] == stored and len(stored) > 1
+    # Nothing waits outside.
+    assert session._batch.untold is None and ledger.verify().ok
+
+
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), InvalidInput("a candidate")])
 @pytest.mark.parametrize("within_reach", [True, False])
 def test_a_batch_that_ends_early_tells_what_waits(
