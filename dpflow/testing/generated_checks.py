@@ -159,10 +159,12 @@ def find_violation(
         examples: plans that are compared first; where parameters have no standard names, others are made of them.
         is_whole: look at every case, whatever the effort: a certificate covers ranges only then.
     """
-    coverage, begun = Coverage(), spent()
+    coverage = Coverage()
     tiny = generate_cases(mechanism)
     sized = {id(case) for case in spread(tiny)[:SIZED_CASES]}
     cases = [*_cases_of(mechanism, examples), *tiny, *range_cases(mechanism, examples)]
+    # What cases cost to make is no work of comparing them.
+    begun = spent()
     compared = [
         _ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases
     ]

@@ -299,13 +299,15 @@ def check_moves(
 ) -> Moves:
     """Compare draws on neighbours: of examples, of generated cases, and of tables of many equal units."""
     worst: Arithmetic | None = None
-    pairs, comparable, end = 0, False, spent() + SECONDS * effort
+    pairs, comparable = 0, False
     most = max(1, int(MAX_CASES * min(1.0, 8 * effort)))
     tiny = [*generate_cases(mechanism)[:most]]
     sized = {id(case) for case in spread(tiny)[:SIZED]}
     by_hand = [Case(one.table, one.params, {}) for one in examples if not tiny]
     ranges = [*range_cases(mechanism, examples)]
     ranges = spread(ranges)[: max(1, int(len(ranges) * min(1.0, 8 * effort)))]
+    # What cases cost to make is no work of comparing them.
+    end = spent() + SECONDS * effort
     with watch_doors():
         for number, case in enumerate([*tiny, *by_hand, *ranges]):
             if (pairs > HOPELESS and not comparable) or spent() > end:

@@ -20,6 +20,7 @@ from dpflow.core.accounting.periods import PERIODS, name_account, name_period, n
 from dpflow.errors import BudgetExceeded, GrantConflict, InvalidInput, LedgerCorrupt
 from dpflow.ledger import Ledger, ReleaseKey
 from dpflow.ledger.history.chain import hash_entry
+from dpflow.ledger.storage.compact_json import canonical_json
 
 NOVEMBER = dt.datetime(2026, 11, 23, 12, tzinfo=dt.UTC)
 
@@ -238,7 +239,7 @@ def rewrite(entry: Any, change: Callable[[dict[str, Any]], None]) -> Any:
     """An entry that whoever holds the keys could have written and sealed."""
     body = json.loads(entry.body)
     change(body)
-    return entry._replace(body=json.dumps(body))
+    return entry._replace(body=canonical_json(body))
 
 
 def read_entries(ledger: Ledger) -> list[Any]:
@@ -315,9 +316,9 @@ def test_the_audit_program_knows_periods(tmp_path: Path, clock: Clock) -> None:
     for kind, old, new, rule in (
         ("reserve", '"2026-11"', '"2026-12"', "not its path"),
         ("reserve", '"2026-W48"', '""', "not its path"),
-        ("grant", '\\"tail_delta\\"', '\\"period\\":\\"day\\",\\"tail_delta\\"', "a quota"),
-        ("grant", '\\"period\\":\\"week\\"', '\\"period\\":\\"year\\"', "year"),
-        ("grant", '\\"version\\":1', '\\"version\\":4', "does not know"),
+        ("grant", '\\"tail_delta\\"', '\\"period\\":\\"day\\",\\"tail_delta\\"', "no quota"),
+        ("grant", '\\"period\\":\\"week\\"', '\\"period\\":\\"year\\"', "cannot say"),
+        ("grant", '\\"version\\":1', '\\"version\\":4', "cannot say"),
     ):
         done = run_audit(change(kind, old, new), tmp_path)
         assert done.returncode == 1 and rule in done.stderr, (kind, done.stderr)

@@ -47,11 +47,13 @@ class GroupByGroup(Count):
         counts = [int(count) for count in answer.rows] + [0] * len(answer.rows)
         part = params.epsilon / len(counts)
         first = add_laplace(counts[0], 1 / part, source) if self.is_early else 0
-        rows = [Row("early", "rows", first)]
+        rows = [Row(answer.keys[0], "early", first)]
         for place, count in enumerate(counts):
             if self.is_stated or not place:
                 source.begin_part(part)
-            rows.append(Row(str(place), "rows", add_laplace(count, self.wider / part, source)))
+            key = answer.keys[place % len(answer.keys)]
+            noisy = add_laplace(count, self.wider / part, source)
+            rows.append(Row(key, f"rows {place}", noisy))
         return Result(tuple(rows))
 
 
