@@ -162,24 +162,25 @@ def find_violation(
     coverage = Coverage()
     tiny = generate_cases(mechanism)
     sized = {id(case) for case in spread(tiny)[:SIZED_CASES]}
-    cases = [*_cases_of(mechanism, examples), *tiny, *range_cases(mechanism, examples)]
-    # What cases cost to make is no work of comparing them.
-    begun = spent()
-    compared = [
-        _ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases
+    # Ranges have a budget of their own: they leave small tables as much work as they had alone.
+    parts = [
+        [_ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases]
+        for cases in ([*_cases_of(mechanism, examples), *tiny], [*range_cases(mechanism, examples)])
     ]
+    compared = [one for part in parts for one in part]
     with follow_samplers():
-        for depth, case in product(DEPTHS, compared):
-            if is_whole and depth == DEPTHS[0]:
-                is_spent = spent() > begun + WHOLE_SECONDS
-            else:
-                is_spent = (
-                    coverage.pairs >= PAIRS * effort or spent() > begun + MAX_SECONDS * effort
-                )
-            if coverage.pairs and is_spent:
-                break
-            if (violation := case.compare(depth)) is not None:
-                return violation, coverage
+        for part in parts:
+            begun, before = spent(), coverage.pairs
+            for depth, case in product(DEPTHS, part):
+                pairs = coverage.pairs - before
+                if is_whole and depth == DEPTHS[0]:
+                    is_spent = spent() > begun + WHOLE_SECONDS
+                else:
+                    is_spent = pairs >= PAIRS * effort or spent() > begun + MAX_SECONDS * effort
+                if pairs and is_spent:
+                    break
+                if (violation := case.compare(depth)) is not None:
+                    return violation, coverage
     followed = [one for one in compared if one.is_followed]
     coverage.cases, coverage.not_followed = len(followed), len(compared) - len(followed)
     coverage.cells = merge_cells(one.case.cells for one in followed)

@@ -40,8 +40,6 @@ from dpflow.testing.moves import check_moves
 HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
 
 
-#: Those that the generated tables show after minutes of work, since plans run through ranges, too.
-PATIENT = {"MiddleAtAddRemoveRate", "HalfTheMove"}
 #: Of these families one of each kind is in every run.
 SAMPLED = (broken_moves.__name__, broken_deltas.__name__, broken_ranges.__name__)
 
@@ -52,8 +50,7 @@ def sample_families(items: Sequence[Any], kind: Callable[[Any], tuple[str, str]]
     for item in items:
         is_first = kind(item) not in kinds
         kinds.add(kind(item))
-        name = type(getattr(item, "mechanism", item)).__name__
-        is_slow = name in PATIENT or (kind(item)[0] in SAMPLED and not is_first)
+        is_slow = kind(item)[0] in SAMPLED and not is_first
         cases.append(pytest.param(item, marks=pytest.mark.slow) if is_slow else item)
     return cases
 
