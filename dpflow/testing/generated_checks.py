@@ -67,7 +67,7 @@ from dpflow.testing.harness import (
 from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
-from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers, require_same_names
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
@@ -273,6 +273,7 @@ class _ComparedCase:
         """What is wrong with a pair: "" if nothing is; None if it cannot be followed."""
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
+            require_same_names(*pair)
             if delta:
                 needed = max(
                     _draw_delta(*runs, epsilon, delta), _draw_delta(*runs[::-1], epsilon, delta)

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.requests import Answer, Sets
 from dpflow.core.sampling import noisy_values
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.core.toolbox import quantiles, sparse_vector
@@ -52,6 +53,12 @@ Run = Callable[[Source], Hashable]
 MOST_FLIPS = 30
 #: Values of one number that a climb compares.
 TRIES = 4
+
+
+def require_same_names(one: Answer, other: Answer) -> None:
+    """Raise `Unfollowed` where noise at one place belongs to another name on the other side."""
+    if isinstance(one, Sets) and isinstance(other, Sets) and one.keys != other.keys:
+        raise Unfollowed("noisy numbers have no names, and rows say which names there are")
 
 
 class _Enough(Exception):

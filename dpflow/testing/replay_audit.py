@@ -30,7 +30,13 @@ from dpflow.testing.examples import (
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import Run, climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay import (
+    Run,
+    climb_losses,
+    draw_losses,
+    follow_samplers,
+    require_same_names,
+)
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 from dpflow.testing.work import spent
@@ -181,7 +187,9 @@ def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]
             return run
 
         for one, other in list_pairs(request, example, edges=True):
-            pairs.append((bind_answer(one), bind_answer(other)))
+            with suppress(Unfollowed):
+                require_same_names(one, other)
+                pairs.append((bind_answer(one), bind_answer(other)))
     return [side for one, other in pairs for side in ((one, other), (other, one))]
 
 
