@@ -520,10 +520,22 @@ class Ledger(BudgetLedger):
         return state.newest
 
     def record(
-        self, kind: str, body: Mapping[str, Any], *, principal: str, scope: str = ""
+        self,
+        kind: str,
+        body: Mapping[str, Any],
+        *,
+        principal: str,
+        scope: str = "",
+        data: Sequence[str] = (),
     ) -> None:
         """Write a note into the history, such as a data contract's outcome. Its kind is not one of
         the ledger's own.
+
+        Args:
+            data: names of the rows of which the note tells a bit that nobody paid for.
+
+        Raises:
+            PlanRefused: a gate was opened on one of these names, perhaps while the rows were read.
         """
         if checked_name("a kind", kind) in RESERVED_KINDS:
             raise InvalidInput(
@@ -532,8 +544,9 @@ class Ledger(BudgetLedger):
         checked_name("a scope", scope, empty=True)
         principal = checked_principal(principal)
         # Through JSON and back, so that the hash covers what a reader will parse.
-        note = json.loads(releases.encode_ordered(body))
+        note = json.loads(releases.encode_ordered({**body, "data": [*data]} if data else body))
         with self._begin_writing() as writer:
+            data_claims.require_no_gate(writer.state, data)
             writer.add_entry(kind, scope, "", principal, note)
 
     def _make_session(self, state: LedgerState, session_id: str) -> SessionRecord:

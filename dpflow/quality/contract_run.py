@@ -165,7 +165,18 @@ def run_contract(
             outcomes = watch.ask_checks(blocks)
             receipts = watch.receipts
     passed = all_pass(outcomes, contract.undecided)
-    outcome = ContractOutcome(
+    # Before anybody hears of it: a gate may have opened on the rows meanwhile.
+    if ledger is not None:
+        entry = {
+            "table": table.name,
+            "blocks": list(blocks),
+            "passed": passed,
+            "mode": contract.mode,
+        }
+        who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
+        # What a gate must know: somebody was told of these rows.
+        ledger.record("contract", entry, principal=who, data=data)
+    return ContractOutcome(
         contract.name,
         table.name,
         contract.mode,
@@ -175,18 +186,6 @@ def run_contract(
         tuple(receipts),
         validate_outcomes(contract, outcomes, actions, project),
     )
-    if ledger is not None:
-        entry = {
-            "table": table.name,
-            "blocks": list(blocks),
-            "passed": passed,
-            "mode": contract.mode,
-            # What a gate must know: somebody was told of these rows.
-            **({"data": data} if data else {}),
-        }
-        who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
-        ledger.record("contract", entry, principal=who)
-    return outcome
 
 
 def _check_trusted(

@@ -23,8 +23,15 @@ from dpflow.errors import (
     TableUnreadable,
 )
 from dpflow.ledger import Ledger
-from dpflow.quality import ContractOutcome, parse_contract, run_contract
+from dpflow.quality import (
+    ContractOutcome,
+    contract_run,
+    parse_contract,
+    run_contract,
+    validation_result,
+)
 from dpflow.quality.registered_suite import register_suite
+from dpflow.quality.validate import check
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
@@ -262,6 +269,27 @@ def test_an_unpaid_bit_about_a_holdout_is_refused_or_ends_the_proof(
     assert verdict["guarantee"] == "unproven" and "told a bit" in verdict["because"]
     with pytest.raises(PlanRefused, match="gate's holdout"):
         run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+
+
+def test_a_gate_that_opens_while_rows_are_checked_is_told_of_no_bit(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the caller nor an action hears the outcome, and the gate's proof stays."""
+    world.fill(3000)
+    sessions, heard = [], list[object]()
+
+    def check_slowly(*arguments: object) -> bool:
+        sessions.append(open_gate(world))
+        return check(*arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(contract_run, "check", check_slowly)
+    monkeypatch.setattr(validation_result, "validate_outcomes", lambda *told: heard.append(told))
+    contract = parse_contract({"table": "visits.yml", "mode": "trusted"}, world.folder)
+    with pytest.raises(PlanRefused, match="gate's holdout"):
+        run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+    assert not heard
+    verdict = sessions[0].ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})
+    assert verdict["guarantee"] == "proven"
 
 
 def test_a_holdout_that_no_contract_read_keeps_its_proof(world: World) -> None:
