@@ -135,20 +135,23 @@ class PrivacyOperator(BaseOperator):
         self, plan: Plan, session_id: str, replayed: bool, output: tuple[Path, str] | None = None
     ) -> None:
         """`note_release` of a session that was opened, or that goes on."""
-        epsilon, delta = plan.privacy_cost()
-        about = {
-            "release_id": session_id,
-            "name": plan.request.name,
-            "mechanism": plan.mechanism.name,
-            "scope": plan.request.scope,
-            "blocks": list(plan.request.blocks),
-            "epsilon": epsilon,
-            "delta": delta,
-            "protects": plan.table.protection_text,
-            "replayed": replayed,
-            "published": output and f"{output[0].name}:{output[1]}",
-        }
+        from dpflow.engine.releases.release_list import describe_session
+
+        about = describe_session(plan, session_id, replayed=replayed)
+        about["published"] = output and f"{output[0].name}:{output[1]}"
         self.note_release([plan.table], about, output)
+
+    def note_opened(self, about: Mapping[str, Any]) -> None:
+        """Log and keep for lineage what a service says of a session that it opened, or that goes on."""
+        cost = f"epsilon {about['epsilon']}, delta {about['delta']}"
+        self.log.info(
+            "session %s: %s",
+            about["name"],
+            f"scope {about['scope']} paid for it before; nothing was charged"
+            if about["replayed"]
+            else f"charged {cost} to scope {about['scope']}, once for all that it answers",
+        )
+        self.note_release((), about)
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
         """What Airflow's OpenLineage provider tells of this task: `dpflow.airflow.lineage`."""

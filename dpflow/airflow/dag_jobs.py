@@ -129,8 +129,9 @@ def _read_task(
     if field is None:
         return None
     instances, note = _read_arguments(operator, field, values)
-    # A table's own contract is not charged.
-    if field == "contract" and not note and all(not given.get(field) for given, _ in instances):
+    # A table's own contract is not charged, and a session of a service's own was when that started.
+    is_free = field in ("contract", "session") and not note
+    if is_free and all(not given.get(field) for given, _ in instances):
         return None
     dag, folder = values.dag, Path(values.dag.fileloc).parent
     makers = []

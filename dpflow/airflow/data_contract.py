@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.release_note import ContractNote
-from dpflow.airflow.service_task import ServiceTask
+from dpflow.airflow.service_task import RequestTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dpflow.quality.contract_run import ContractOutcome
 
 
-class DataContractOperator(ServiceTask):
+class DataContractOperator(RequestTask):
     """Check the rows of the named blocks against the table's declaration, or against a contract,
     with Great Expectations.
 
@@ -42,7 +42,7 @@ class DataContractOperator(ServiceTask):
     :param blocks: the blocks to check (templated).
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); it pays where the
         mode is ``metered`` or ``watch``, and the outcome is recorded in its history.
-    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
+    :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too.
     :param actions: Great Expectations' actions, which get the outcome.
     :param project: the folder of a project of Great Expectations, relative to the DAG file, whose Data Docs
         sites ``UpdateDataDocsAction`` writes.

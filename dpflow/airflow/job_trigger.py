@@ -25,7 +25,7 @@ class JobTrigger(BaseTrigger):
         service_conn_id: the connection; its token is read here, and stored in no trigger.
         job: the job's id.
         door: where its request was sent.
-        request: the body of the request, which the event gives back to the task.
+        request: what the event gives back to the task: the request's body, or what the task makes it again from.
     """
 
     def __init__(

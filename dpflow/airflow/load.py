@@ -10,7 +10,7 @@ from airflow.sdk import BaseHook
 
 from dpflow.airflow.asset_events import fill_load_events
 from dpflow.airflow.release_note import LoadNote
-from dpflow.airflow.service_task import ServiceTask
+from dpflow.airflow.service_task import RequestTask
 from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures, require_lasting
 from dpflow.errors import InvalidInput
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dpflow.client.remote import RemoteClient
 
 
-class LoadOperator(ServiceTask):
+class LoadOperator(RequestTask):
     """Load rows with declared types, all of them or none, once whatever Airflow retries.
 
     :param load: a load of the service's file, by its name: the service loads ``blocks`` from where its owner has them
@@ -37,7 +37,7 @@ class LoadOperator(ServiceTask):
     :param missing: texts of CSV files that mean no value, such as ``["NA"]``.
     :param postgres_conn_id: a connection to the server that the rows come from.
     :param source_table: the table there, such as ``public.visits`` (templated).
-    :param service_conn_id: with ``load``, the connection of type ``dpflow``; see `ServiceTask`, which has
+    :param service_conn_id: with ``load``, the connection of type ``dpflow``; see `JobTask`, which has
         ``deferrable``, too.
 
     The log says nothing about rows, and neither does what the task returns: exact numbers are for

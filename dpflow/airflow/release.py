@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
-from dpflow.airflow.service_task import ServiceTask
+from dpflow.airflow.service_task import RequestTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -49,7 +49,7 @@ def describe_receipt(event: Mapping[str, Any]) -> str:
     return f"{event['name']}: {paid}; {place}; release {event['release_id']}"
 
 
-class ReleaseOperator(ServiceTask):
+class ReleaseOperator(RequestTask):
     """Charge, draw, settle and publish releases, exactly once whatever Airflow retries.
 
     :param release: a release as a mapping, or the path of a release file relative to the DAG file,
@@ -58,7 +58,7 @@ class ReleaseOperator(ServiceTask):
         data_interval_start | ds }}"`` (templated). A template that renders to nothing fails the
         task before anything is charged.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
-    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
+    :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
         Equal releases of a list are counted from it.
     :param spend_again: pay for a new release although this task released something else for this interval

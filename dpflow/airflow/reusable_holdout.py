@@ -11,7 +11,7 @@ try:
 except ImportError:  # Airflow 3.1
     from airflow.providers.standard.operators.branch import BranchMixIn
 
-from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.service_task import JobTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     dag_folder,
@@ -20,18 +20,20 @@ from dpflow.airflow.task_context import (
     push_result,
     read_request,
 )
+from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
     from dpflow.engine import Plan
     from dpflow.engine.sessions.session import Session
 
 
-class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
+class ReusableHoldoutOperator(JobTask, BranchMixIn):
     """Say for each candidate whether its claimed score is plausible on fresh data; promote those
     that are and improve.
 
     :param session: the gate as a release mapping or file with mechanism ``gate``, or another
-        gate (templated). The session is opened and charged once, whatever run comes first; its name and
+        gate (templated); with a service its name there. The session is opened and charged once, whatever run comes first; its name and
         revision identify it.
     :param candidates: a list of submissions: name, file, label, features, claim, estimator
         (templated; usually an XCom). They are answered in order, in this one task, and each once:
@@ -47,6 +49,9 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         answer), "not_better" (one lost to the champion) and "no"; without it "plausible", "exhausted" and "no". An
         outcome that is left out skips all. None: no branching.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
+    :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too. With it
+        name gates of the service, which have their champions there: leave ``promote`` out. Files of candidates are
+        the worker's, and are sent.
 
     Returns one verdict per candidate: yes, no or exhausted, its outcome, whether it is proven or unproven, the
     corrected value of a no if the session corrects, how many claims and failures are left, the
@@ -71,7 +76,10 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     ) -> None:
         super().__init__(**kwargs)
         # When the DAG is parsed: a misspelt word would skip every task downstream.
-        outcomes = ("promoted", "not_better") if promote else ("plausible",)
+        outcomes: tuple[str, ...] = ("promoted", "not_better") if promote else ("plausible",)
+        # Whether a gate of a service promotes is known there.
+        if isinstance(session, str) and _is_name(session):
+            outcomes = ("promoted", "not_better", "plausible")
         if unknown := set(branches or ()) - {*outcomes, "no", "exhausted"}:
             raise ValueError(
                 f"branches are for {', '.join(outcomes)}, no and exhausted {'with' if promote else 'without'} promote, "
@@ -87,10 +95,11 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
     @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Answer the candidates in order, then branch; see the class."""
+        if (client := self.find_service()) is not None:
+            return self._submit_rest(context, client, {"verdicts": [], "gate": 0, "opened": {}})
         from dpflow.engine import make_plan
         from dpflow.engine.sessions.holdout_gate import (
             check_submissions,
-            join_outcomes,
             judge_all,
             require_gate,
             require_metrics,
@@ -128,8 +137,97 @@ class ReusableHoldoutOperator(PrivacyOperator, BranchMixIn):
         verdicts = judge_all(sessions, self.candidates, promoter, submit_candidate)
         for scope, blocks in {plan.request.scope: plan.charged_blocks for plan in plans}.items():
             self.log_remaining(ledger, scope, blocks)
+        return self._branch(context, verdicts)
+
+    def _branch(self, context: Any, verdicts: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        from dpflow.engine.sessions.holdout_gate import join_outcomes
+
         if self.branches is not None:
             push_result(self, context, verdicts)
             tasks = self.branches.get(join_outcomes(verdicts))
             self.do_branch(context, [tasks] if isinstance(tasks, str) else tasks)
         return verdicts
+
+    def list_plans(self, context: Any) -> list[str]:
+        """As the base class; of gates at a service what opening them costs."""
+        client = self.find_service()
+        if client is None:
+            return super().list_plans(context)
+        lines = []
+        for name in self._list_gates():
+            gate = client.show_gate(name)
+            cost = f"epsilon {gate['epsilon']}, delta {gate['delta']}"
+            paid = (
+                "" if gate["left"]["state"] == "not opened" else "; it was paid before and is free"
+            )
+            lines.append(f"gate {name}: asks its scope for {cost}{paid}")
+        return lines
+
+    def go_on(
+        self, context: Any, client: RemoteClient, event: Mapping[str, Any], answer: Any
+    ) -> Any:
+        """As the base class: the candidates that have no verdict yet are next."""
+        progress = event["request"]
+        if answer is not None:
+            progress = self._take_verdict(progress, answer)
+        return self._submit_rest(context, client, progress)
+
+    def _list_gates(self) -> list[str]:
+        """Names of the gates at a service. Raises `InvalidInput` for what is no name, and for ``promote``."""
+        gates = [self.session, *self.fresh]
+        named = [gate for gate in gates if isinstance(gate, str) and _is_name(gate)]
+        if self.promote is not None or len(named) < len(gates):
+            raise InvalidInput(
+                f"{self.task_id!r} asks a service, which has gates and their champions; name its gates as session and fresh, "
+                "and leave promote out"
+            )
+        return named
+
+    def _submit_rest(
+        self, context: Any, client: RemoteClient, progress: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Submit the candidates in order, one job each.
+
+        Args:
+            progress: ``verdicts`` so far; of the next candidate the number of the ``gate`` that it goes to; gates that
+                were ``opened``, by their session, with what each cost.
+        """
+        from dpflow.client.remote import encode_candidate
+        from dpflow.engine.sessions.query_list import load_upload, resolve_paths
+
+        gates, folder = self._list_gates(), dag_folder(context)
+        while len(progress["verdicts"]) < len(self.candidates):
+            candidate = self.candidates[len(progress["verdicts"])]
+            upload = load_upload(resolve_paths(candidate, folder))
+            door, body = encode_candidate(gates[progress["gate"]], upload)
+            progress = self._take_verdict(
+                progress, self.settle_or_defer(client, door, body, progress)
+            )
+        for about in progress["opened"].values():
+            self.note_opened(about)
+            self.log_remaining(client, about["scope"], about["blocks"])
+        return self._branch(context, list(progress["verdicts"]))
+
+    def _take_verdict(
+        self, progress: Mapping[str, Any], answer: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """The progress after an answer. A candidate that a gate had none for goes to the next one."""
+        verdict, verdicts = answer["verdict"], progress["verdicts"]
+        opened = {answer["session"]: answer["about"]} | progress["opened"]
+        if verdict["verdict"] == "exhausted" and progress["gate"] < len(self.fresh):
+            return {"verdicts": verdicts, "gate": progress["gate"] + 1, "opened": opened}
+        self.log.info(
+            "candidate %d of %d, %s: %s",
+            len(verdicts) + 1,
+            len(self.candidates),
+            verdict["name"],
+            verdict["outcome"],
+        )
+        return {"verdicts": [*verdicts, verdict], "gate": 0, "opened": opened}
+
+
+def _is_name(gate: str) -> bool:
+    """Whether a gate is given by its name at a service."""
+    from dpflow.catalogue import is_table_name
+
+    return is_table_name(gate)

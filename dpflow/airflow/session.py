@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dpflow.airflow.base_operator import PrivacyOperator
+from dpflow.airflow.service_task import RequestTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     dag_folder,
     identify_session,
     map_failures,
     open_ledger,
+    read_fields,
     read_request,
 )
 
+if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
 
-class SessionOperator(PrivacyOperator):
+
+class SessionOperator(RequestTask):
     """Open a session, or go on with it, and ask it.
 
     :param session: a release mapping or file whose mechanism is a session, such as
@@ -25,6 +29,8 @@ class SessionOperator(PrivacyOperator):
     :param queries: the questions, in order (templated; may be an XCom): what an earlier task chose
         may depend on earlier answers.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
+    :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too. There a
+        gate's candidates are no questions: `ReusableHoldoutOperator` submits them.
 
     Every answer is stored before it is seen: a retry, or the same question in another run, returns
     it and spends nothing. Returns one answer per question; after the last one that was paid for,
@@ -33,6 +39,7 @@ class SessionOperator(PrivacyOperator):
 
     template_fields: Sequence[str] = ("session", "queries", "plan_only")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
+    door = "sessions"
     ui_color = "#e4d7f5"
 
     def __init__(
@@ -51,6 +58,9 @@ class SessionOperator(PrivacyOperator):
     @map_failures
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """Ask in order; see the class."""
+        if (client := self.find_service()) is not None:
+            answered: Any = self.ask_service(context, client)
+            return list(answered)
         from dpflow.engine import make_plan
         from dpflow.engine.sessions.query_list import ask_all
         from dpflow.engine.sessions.session import Session
@@ -69,3 +79,24 @@ class SessionOperator(PrivacyOperator):
         self.log.info("session %s: %d questions answered", plan.request.name, len(answers))
         self.log_remaining(ledger, plan.request.scope, plan.charged_blocks)
         return answers
+
+    def make_body(self, context: Any) -> dict[str, Any]:
+        """The session and its questions, for a service: the same for every run, as the session is."""
+        from dpflow.client.remote import encode_questions
+
+        fields, _ = read_fields(self.session, NOT_GIVEN, dag_folder(context))
+        return encode_questions(fields, self.queries)
+
+    def make_request(self, context: Any) -> dict[str, Any]:
+        """As `make_body`: a session is no run's."""
+        return self.make_body(context)
+
+    def report_answer(
+        self, context: Any, answer: Mapping[str, Any], client: RemoteClient
+    ) -> list[dict[str, Any]]:
+        """As after questions beside the ledger; lineage hears of the cost, and not of the table."""
+        about = answer["about"]
+        self.note_opened(about)
+        self.log.info("session %s: %d questions answered", about["name"], len(answer["answers"]))
+        self.log_remaining(client, about["scope"], about["blocks"])
+        return list(answer["answers"])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.asset_events import fill_outlet_events
 from dpflow.airflow.links import BudgetPageLink, ReceiptLink
-from dpflow.airflow.service_task import ServiceTask
+from dpflow.airflow.service_task import RequestTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     Blocks,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpflow.ledger import Ledger
 
 
-class SqlReleaseOperator(ServiceTask):
+class SqlReleaseOperator(RequestTask):
     """Answer a SELECT over a declared table: charge, draw, settle and publish, exactly once whatever
     Airflow retries.
 
@@ -46,7 +46,7 @@ class SqlReleaseOperator(ServiceTask):
     :param output_table: what the view of the answers is called in the published file of ``dpflow.yml``,
         and with ``_latest`` behind it that of the latest interval; none is written if left out.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
-    :param service_conn_id: connection of type ``dpflow``; see `ServiceTask`, which has ``deferrable``, too.
+    :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too.
         With it leave ``tables`` and ``output_table`` out: the service has its own.
     :param ordinal: number among equal queries of one run.
     :param spend_again: pay although this task released something else for this interval before.
@@ -103,7 +103,7 @@ class SqlReleaseOperator(ServiceTask):
         if (client := self.find_service()) is not None:
             answered: Any = self.ask_service(context, client)
             return dict(answered)
-        from dpflow.analyst_sql.answer.publish_answer import find_output, publish_answer
+        from dpflow.analyst_sql.answer.publish_answer import check_name, find_output, publish_answer
         from dpflow.analyst_sql.answer.query_plan import answer_sql
         from dpflow.engine.releases.release_list import describe_charge
         from dpflow.registry import Registry
@@ -115,7 +115,7 @@ class SqlReleaseOperator(ServiceTask):
         # The query's own comment may name it, too.
         name = plan.settings.name
         if name:
-            require_lasting(find_output(plan, name, folder), "published file")
+            require_lasting(check_name(plan, name, folder), "published file")
         for part in plan.parts:
             self.log.info("%s", describe_charge(part.plan))
         answer = answer_sql(

@@ -8,13 +8,20 @@ from typing import Annotated, Any
 import typer
 
 from dpflow.cli.calculate import parse_words
-from dpflow.cli.console import JsonOption, LedgerOption, open_ledger, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_service,
+    open_ledger,
+    show_json,
+    show_table,
+)
 from dpflow.engine import load_request, make_plan
 from dpflow.engine.sessions.query_list import ask_all
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
-from dpflow.yaml_files import load_yaml_value
+from dpflow.yaml_files import load_yaml, load_yaml_value
 
 FileArgument = Annotated[
     Path, typer.Argument(help="A release file (YAML) whose mechanism is a session.")
@@ -44,19 +51,24 @@ def command(
     questions: list[Any] = (
         [parse_words(query)] if query else read_queries(queries) if queries else []
     )
-    registry = Registry.load()
-    request, book = load_request(file), open_ledger(ledger, files=[file])
-    session = Session.open(make_plan(request, registry, book), book, registry)
-    # Paths of candidates are relative to the file that lists them.
-    answers = ask_all(session, questions, (queries or file).parent)
+    if service := find_service(ledger, file.parent):
+        asked = service.ask(load_yaml(file, "release file"), questions)
+        session_id, answers, left = asked["session"], asked["answers"], asked["left"]
+    else:
+        registry = Registry.load()
+        request, book = load_request(file), open_ledger(ledger, files=[file])
+        session = Session.open(make_plan(request, registry, book), book, registry)
+        # Paths of candidates are relative to the file that lists them.
+        answers = ask_all(session, questions, (queries or file).parent)
+        session_id, left = session.id, session.remaining()
     if as_json:
-        return show_json({"session": session.id, "answers": answers, "left": session.remaining()})
+        return show_json({"session": session_id, "answers": answers, "left": left})
     for question, answer in zip(questions, answers):
         title = ", ".join(
             f"{k} {_query_text(v)}" for k, v in question.items() if k not in ("file", "features")
         )
         show_table(title, ("", ""), answer.items())
-    show_table(f"left of session {session.id}", ("", ""), session.remaining().items())
+    show_table(f"left of session {session_id}", ("", ""), left.items())
 
 
 def _query_text(value: Any) -> Any:

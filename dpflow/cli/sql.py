@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.analyst_sql.answer.publish_answer import check_output, find_output, publish_answer
+from dpflow.analyst_sql.answer.publish_answer import check_name, check_output, publish_answer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
 from dpflow.analyst_sql.answer.sql_plan import plan_lines
@@ -118,8 +118,8 @@ def command(
         if plan.source.explain:
             return _show_plan(plan.explain(book), as_json)
         if plan.settings.name is not None:
-            # Before anything is charged: a name that is none should cost nothing.
-            find_output(plan, plan.settings.name)
+            # Before anything is charged: a name that is none or is taken should cost nothing.
+            check_name(plan, plan.settings.name)
         if output is not None:
             check_output(output, plan.tables)
         answer = answer_sql(plan, book or open_book(ledger), registry)

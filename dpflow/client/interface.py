@@ -105,6 +105,18 @@ class Client(ABC):
         """Charge and draw a planned release, once for its name and revision."""
 
     @abstractmethod
+    def ask(
+        self, fields: Mapping[str, Any], queries: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """Ask a session in order. It is charged whole, once for its name and revision; the same question again is free.
+
+        Args:
+            fields: those of a release file whose mechanism is a session.
+
+        Returns: ``session``, its id; ``answers``, one for each question; what is ``left``; and its cost in ``about``.
+        """
+
+    @abstractmethod
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """Answer a SELECT, as `dpflow.sql`; ``options`` are those of `dpflow.sql`."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,11 @@ from dpflow.engine.planning.precheck import forecast
 from dpflow.engine.releases.execute import release
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.release_list import describe_session
 from dpflow.engine.releases.request import parse_request
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import read_point
@@ -109,6 +113,20 @@ class LocalClient(Client):
         return release(
             make_plan(request, self._registry, self._ledger), self._ledger, self._registry
         )
+
+    def ask(
+        self, fields: Mapping[str, Any], queries: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """As `Client.ask`."""
+        plan = make_plan(parse_request(dict(fields), Path()), self._registry, self._ledger)
+        replayed = self._ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
+        session = Session.open(plan, self._ledger, self._registry)
+        return {
+            "session": session.id,
+            "answers": ask_all(session, queries, Path()),
+            "left": session.remaining(),
+            "about": describe_session(plan, session.id, replayed=replayed),
+        }
 
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """As `Client.sql`."""

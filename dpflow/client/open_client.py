@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+
+from dpflow.catalogue import find_server
 from dpflow.client.interface import Client
 from dpflow.client.tokens import find_token
+from dpflow.errors import InvalidInput
 
 
 def connect(server: str | None = None, *, token: str | None = None) -> Client:
@@ -16,9 +20,11 @@ def connect(server: str | None = None, *, token: str | None = None) -> Client:
             if left out.
 
     Raises:
-        InvalidInput: no token is known for the service, or it is ``http://`` beyond this machine.
+        InvalidInput: no token is known for the service, or it is ``http://`` beyond this machine; or no address was given
+            and ``dpflow.yml`` or DPFLOW_SERVER names a service in place of a ledger.
     """
     if server is None:
+        _require_local()
         # It brings tables and ledger, which who asks a service need not have.
         from dpflow.client.local import LocalClient
 
@@ -27,3 +33,15 @@ def connect(server: str | None = None, *, token: str | None = None) -> Client:
 
     place = check_server(server)
     return RemoteClient(place, token or find_token(place))
+
+
+def _require_local() -> None:
+    """Raises `InvalidInput` where tables and ledger are at a service, which is asked by its address."""
+    named = None if os.environ.get("DPFLOW_LEDGER") else find_server()
+    if named is None:
+        return
+    host = named.partition("://")[2]
+    raise InvalidInput(
+        f"tables and ledger are at {named}, which is asked by its address: give it to connect, or write "
+        f"dpflow://{host}/ as the URL"
+    )

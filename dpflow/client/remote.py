@@ -119,6 +119,12 @@ class RemoteClient(Client):
         """As `Client.release`."""
         return Receipt.from_wire(self.settle("release", plan.request))
 
+    def ask(
+        self, fields: Mapping[str, Any], queries: Sequence[Mapping[str, Any]]
+    ) -> dict[str, Any]:
+        """As `Client.ask`."""
+        return dict(self.settle("sessions", encode_questions(fields, queries)))
+
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """As `Client.sql`."""
         return SqlAnswer.from_wire(self.settle("sql", encode_query(text, parameters, options)))
@@ -178,12 +184,7 @@ class RemoteClient(Client):
                 of a skops file; ``predictions`` has ``column`` (the private table's row id), ``ids``, ``predictions``
                 and perhaps ``scores``.
         """
-        fields = {
-            name: base64.b64encode(value).decode() if isinstance(value, bytes) else _encode(value)
-            for name, value in candidate.items()
-        }
-        place = f"gates/{urllib.parse.quote(gate, safe='')}/candidates"
-        return dict(self.settle(place, fields))
+        return dict(self.settle(*encode_candidate(gate, candidate)))
 
     def show_session(self) -> dict[str, Any]:
         """This principal's session of predictions: ``session_id``, ``name``, ``features``, ``guarantee``, ``protects``
@@ -336,6 +337,26 @@ def encode_query(text: str, parameters: Parameters, options: Mapping[str, Any]) 
 def encode_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """The fields of a release as the body of a request."""
     return {name: _encode(value) for name, value in fields.items()}
+
+
+def encode_candidate(gate: str, candidate: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """The door of a gate, and a candidate as the body of a request; see `RemoteClient.submit_candidate`."""
+    fields = {
+        name: base64.b64encode(value).decode() if isinstance(value, bytes) else _encode(value)
+        for name, value in candidate.items()
+    }
+    return f"gates/{urllib.parse.quote(gate, safe='')}/candidates", fields
+
+
+def encode_questions(
+    fields: Mapping[str, Any], queries: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """The body of questions to a session. Raises `InvalidInput` for questions that are no mappings."""
+    if not all(isinstance(query, Mapping) for query in queries):
+        raise InvalidInput(
+            "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
+        )
+    return {"session": encode_fields(fields), "queries": [_encode(query) for query in queries]}
 
 
 def _encode(value: Any) -> Any:

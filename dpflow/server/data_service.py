@@ -70,17 +70,27 @@ from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
+from dpflow.server.sessions import plan_questions
 from dpflow.tables.access.declarations import load_table
 
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
 #: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
 Kind = Literal[
-    "sql", "release", "gate", "contract", "sql task", "release task", "load task", "contract task"
+    "sql",
+    "release",
+    "session",
+    "gate",
+    "contract",
+    "sql task",
+    "release task",
+    "load task",
+    "contract task",
 ]
 _DOORS: Mapping[str, Door] = {
     "sql": "sql",
     "release": "release",
+    "session": "release",
     "gate": "gate",
     "contract": "contract",
     "sql task": "sql",
@@ -245,8 +255,8 @@ class DataService:
                 )
             }
         text, sealed = json.dumps([caller.name, kind, body], sort_keys=True), ""
-        # A gate's charge keeps no candidate: who sent one sends it again.
-        if kind != "gate":
+        # What was answered of a session is stored: who sent candidates or questions sends them again.
+        if kind not in ("gate", "session"):
             if len(text) > MAX_REQUEST:
                 raise Refused(
                     413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
@@ -411,6 +421,9 @@ class DataService:
             return self._make_task_releases(caller, body, sealed)
         if kind == "gate":
             return self.gates.plan_candidate(caller, body)
+        if kind == "session":
+            session = self._plan_release(caller, body["session"])
+            return plan_questions(session, body, self._ledger, self._registry)
         if kind == "load task":
             return plan_load(self._service, self._tables, caller, body)
         if kind in ("contract", "contract task"):
@@ -455,7 +468,7 @@ class DataService:
     def _make_release(self, plan: Plan, run: RunIdentity, sealed: str) -> Query:
         if not isinstance(plan.mechanism, Mechanism):
             raise PlanRefused(
-                f"{plan.mechanism.name} is a session, and this service answers releases and SQL; name another mechanism"
+                f"{plan.mechanism.name} is a session; ask it as one (dpflow ask, SessionOperator)"
             )
         run = replace(run, sealed_request=sealed)
         return Query(
@@ -478,7 +491,7 @@ class DataService:
         for plan, _ in planned:
             if not isinstance(plan.mechanism, Mechanism):
                 raise PlanRefused(
-                    f"{plan.mechanism.name} is a session, and a service's tasks are releases and SQL; name another mechanism"
+                    f"{plan.mechanism.name} is a session; ask it as one (SessionOperator)"
                 )
 
         def answer() -> Reply:

@@ -22,6 +22,7 @@ from dpflow.core.contract.results import finite_json
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.release_list import describe_session
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.champion_file import ChampionFile
@@ -129,7 +130,9 @@ class Gates:
                 if verdict["outcome"] != "promoted":
                     _remove(written)
                 left = session.remaining()
-                return dict(finite_json({"session": session.id, "verdict": verdict, "left": left}))
+                about = describe_session(plan, session.id, replayed=not is_new)
+                reply = {"session": session.id, "verdict": verdict, "left": left, "about": about}
+                return dict(finite_json(reply))
 
         return Query(plan.table.place, [(plan, run)] if is_new else (), answer, always_job=True)
 

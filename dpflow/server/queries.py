@@ -134,6 +134,21 @@ class PredictionRows(BaseModel):
     scores: list[float | None] | None = None
 
 
+class SessionQuestions(BaseModel):
+    """Questions to a session, in order.
+
+    Attributes:
+        session: the body of ``/v1/plan`` with a mechanism that is a session.
+        plan_only: say what opening it would cost; charges nothing.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    session: dict[str, Any]
+    queries: Annotated[list[dict[str, Any]], Field(max_length=1000)] = []
+    plan_only: bool = False
+
+
 class GateCandidate(BaseModel):
     """A candidate for a gate: the fields of `dpflow.engine.sessions.candidate.Submission`, its files in base64 and its
     predictions as rows.
@@ -223,6 +238,14 @@ def explain_query(request: Request, caller: Who, query: SqlRequest) -> Reply:
 def make_release(request: Request, caller: Who, release: dict[str, Any]) -> JSONResponse:
     """Charge and draw a release, once for its name and revision. The body is that of ``/v1/plan``."""
     return _show(_service(request).submit(caller, "release", release))
+
+
+@router.post("/v1/sessions", responses=_JOB_ERRORS | _JOB)
+def ask_session(request: Request, caller: Who, questions: SessionQuestions) -> JSONResponse:
+    """Ask a session, which is charged whole and once for its name and revision. Always a job; the same question again
+    is free.
+    """
+    return _show(_service(request).submit(caller, "session", questions.model_dump()))
 
 
 @router.post("/v1/sql", responses=_JOB_ERRORS | _JOB)

@@ -12,11 +12,13 @@ import duckdb
 import pytest
 import yaml
 from question_tables import make_tables
+from typer.testing import CliRunner
 
 import dpflow
 from dpflow.analyst_sql.answer.publish_answer import publish_answer
 from dpflow.analyst_sql.answer.query_plan import plan_sql
-from dpflow.errors import InvalidInput, PlanRefused, SqlRefused
+from dpflow.cli import app
+from dpflow.errors import InvalidInput, PlanRefused, SqlRefused, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.published_rows import load_published_rows
@@ -236,3 +238,19 @@ def test_explain_says_what_is_read(shop: Path) -> None:
     )
     assert "published numbers as they were published" in view["columns"][0]["noise"]
     assert "together at least 90 %" in view["columns"][0]["noise"]
+
+
+def test_a_name_that_is_taken_costs_nothing(shop: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the command: a table of its users, and another answer's view, are found before the charge."""
+    monkeypatch.chdir(shop)
+    ledger = Ledger(shop / "ledger.sqlite")
+    with duckdb.connect(str(shop / "published.duckdb")) as connection:
+        connection.execute("CREATE TABLE own_table AS SELECT 1 AS x")
+    before = ledger.remaining("shop").rows()
+    price = [text for name, value in PRICE.items() for text in (f"--{name}", value)]
+    query = "SELECT COUNT(*) AS never_asked_before FROM orders"
+    for name in ("own_table", "by_category_latest"):
+        done = CliRunner().invoke(app, ["sql", query, "--name", name, *price])
+        assert isinstance(done.exception, TableUnreadable), done.output
+    assert ledger.remaining("shop").rows() == before
+    assert CliRunner().invoke(app, ["sql", query, "--name", "free", *price]).exit_code == 0

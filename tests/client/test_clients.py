@@ -20,6 +20,7 @@ import yaml
 from service_world import QUERY, TOKENS, ServiceWorld, serve_here
 
 import dpflow
+from dpflow.client import dbapi
 from dpflow.client.remote import RemoteClient, make_error
 from dpflow.client.tokens import find_token, store_token
 from dpflow.errors import (
@@ -282,3 +283,35 @@ def test_asking_a_service_needs_no_database(server: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout) == ["visits", 3, 3, "<"]
     assert (tmp_path / "result.csv").read_text().count("\n") == 4
+
+
+def test_a_service_that_is_named_is_asked_by_its_address(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a URL without a host, whose reader has no command line to give an option to. A ledger that is named is
+    asked here.
+    """
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "dpflow.yml").write_text("server: https://dp.example.org:8443\n")
+    with pytest.raises(
+        InvalidInput, match="give it to connect, or write dpflow://dp.example.org:8443/"
+    ):
+        dpflow.connect()
+    with pytest.raises(dbapi.ProgrammingError, match="dpflow://dp.example.org:8443/ as the URL"):
+        dbapi.connect()
+    monkeypatch.setenv("DPFLOW_LEDGER", "ledger.sqlite")
+    dpflow.connect()
+
+
+def test_a_session_is_asked_in_both_places(client: dpflow.Client) -> None:
+    fields = {
+        "name": f"means-{type(client).__name__}",
+        "mechanism": "mean_queries",
+        "table": "visits",
+        "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
+    }
+    first = client.ask(fields, [{"column": "age"}])
+    again = client.ask(fields, [{"column": "age"}, {"column": "cost"}])
+    assert again["session"] == first["session"] and again["answers"][0] == first["answers"][0]
+    assert again["left"]["queries_left"] == 0 and again["about"]["replayed"]
+    assert first["about"]["epsilon"] == "0.5" and not first["about"]["replayed"]

@@ -167,3 +167,18 @@ def test_a_distribution_is_asked_where_it_is_stored(places: Places, run: Any) ->
         == shown.stdout
     )
     assert run(places.analyst, "ledger", "show", "visits/ann").stdout == paid
+
+
+def test_a_session_is_asked(places: Places, run: Any) -> None:
+    """With the same answers as lines and as JSON; the same question again is free."""
+    session = RELEASE | {
+        "name": "means",
+        "mechanism": "mean_queries",
+        "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
+    }
+    (places.analyst / "means.yml").write_text(yaml.safe_dump(session))
+    first = run(places.analyst, "ask", "means.yml", "column=age", "--json")
+    assert first.exit_code == 0, first.exception
+    again = run(places.analyst, "ask", "means.yml", "column=age")
+    assert again.exit_code == 0 and "left of session" in again.stdout
+    assert json.loads(first.stdout)["left"]["queries_left"] == 1

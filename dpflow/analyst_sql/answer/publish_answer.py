@@ -44,6 +44,21 @@ def publish_answer(
     return f"{database.name}:{name}"
 
 
+def check_name(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
+    """The file that an answer goes to, after all is checked that a name can be refused for: before anything is charged.
+
+    Raises:
+        InvalidInput, PlanRefused: as `find_output`.
+        TableUnreadable: the name is somebody else's there.
+        NotPublished: another process holds the file.
+    """
+    from dpflow.tables.public.named_tables import require_free_name
+
+    database = find_output(plan, name, folder)
+    require_free_name(database, name)
+    return database
+
+
 def find_output(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
     """The file that answers are published in. Raises `InvalidInput` or `PlanRefused`."""
     if not _NAME.fullmatch(name):

@@ -104,3 +104,20 @@ def describe_event(plan: Plan, receipt: Receipt) -> dict[str, Any]:
         "table": receipt.published and receipt.published.rpartition(":")[2],
         "half_width_95": (bound and dict(bound.half_width)) or None,
     }
+
+
+def describe_session(plan: Plan, session_id: str, *, replayed: bool) -> dict[str, Any]:
+    """What may be said of a session that was opened, or that goes on (``replayed``): its cost and what it protects."""
+    epsilon, delta = plan.privacy_cost()
+    return {
+        "release_id": session_id,
+        "name": plan.request.name,
+        "mechanism": plan.mechanism.name,
+        "scope": plan.request.scope,
+        "blocks": list(plan.request.blocks),
+        "epsilon": epsilon,
+        "delta": delta,
+        "protects": plan.table.protection_text,
+        "replayed": replayed,
+        "published": None,
+    }

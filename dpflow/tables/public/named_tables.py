@@ -12,9 +12,9 @@ from typing import Any
 
 import duckdb
 
-from dpflow.errors import TableUnreadable
+from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
-from dpflow.tables.public.public_file import write_file
+from dpflow.tables.public.public_file import read_file, write_file
 
 #: Where the file notes which names are ours: no other is ever replaced.
 _NOTES = "dpflow_named_tables"
@@ -91,6 +91,7 @@ def publish_view(
         connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
         for view in names:
             _require_own(connection, database, name, view)
+            connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [view])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
         if _read_columns(connection, name) != [(column, kind) for column, kind, _ in columns]:
             definitions = ", ".join(f"c{i} {kind}" for i, kind in enumerate(stored))
@@ -119,6 +120,31 @@ def publish_view(
         return True
 
     write_file(database, deadline, write)
+
+
+def require_free_name(database: Path, name: str, *, deadline: float = 5.0) -> None:
+    """Check, before anything is charged, that `publish_view` may take a name in a file, which need not exist.
+
+    Raises:
+        NotPublished: another process holds the file until the deadline, in seconds.
+        TableUnreadable: as `publish_view`.
+    """
+
+    def check(connection: duckdb.DuckDBPyConnection) -> None:
+        for view in (name, f"{name}_latest"):
+            _require_own(connection, database, name, view)
+
+    if not database.exists():
+        return
+    is_held = False
+    try:
+        read_file(database, deadline, check)
+    except NotPublished:
+        is_held = True
+    if is_held:
+        raise NotPublished(
+            f"{database} is held by another process, so the answer could not be published; nothing was charged, ask again later"
+        )
 
 
 def _name_tables(name: str) -> tuple[str, str]:
@@ -200,21 +226,19 @@ def _latest_condition(runs: str) -> str:
 def _require_own(
     connection: duckdb.DuckDBPyConnection, database: Path, name: str, view: str
 ) -> None:
-    """Raises `TableUnreadable` where the name of an answer's view is taken; else it is noted as ours."""
+    """Raises `TableUnreadable` where the name of an answer's view is taken."""
     if view.casefold() in map(str.casefold, list_answers(connection, but=name)):
         raise TableUnreadable(
             f"{database.name} has the answers of another query as {view!r}; give the query another name"
         )
-    taken = connection.execute(
-        "SELECT table_name FROM information_schema.tables WHERE table_schema = 'main' AND "
-        f"lower(table_name) = lower(?) AND lower(?) NOT IN (SELECT name FROM {_NOTES})",
-        [view, view],
-    ).fetchone()
-    if taken is not None:
+    query = "SELECT lower(table_name) FROM information_schema.tables WHERE table_schema = 'main'"
+    tables = {str(table) for (table,) in connection.execute(query).fetchall()}
+    # A file that dpflow has not written has no notes.
+    ours = connection.execute(f"FROM {_NOTES}").fetchall() if _NOTES in tables else []
+    if view.lower() in tables - {name for (name,) in ours}:
         raise TableUnreadable(
             f"{database.name} has a table {view!r} that is no answer of a query; give the query another name"
         )
-    connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [view])
 
 
 def _read_columns(connection: duckdb.DuckDBPyConnection, name: str) -> list[tuple[str, str]]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
 
-from dpflow.errors import TableUnreadable
-from dpflow.tables.public.named_tables import AnswerRun, publish_view
+from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.tables.public.named_tables import AnswerRun, publish_view, require_free_name
 
 COLUMNS = [("n", "BIGINT"), ("city", "VARCHAR")]
 
@@ -89,8 +91,9 @@ def test_a_table_of_the_users_is_no_latest_answer(tmp_path: Path) -> None:
     file = tmp_path / "out.duckdb"
     with duckdb.connect(str(file)) as connection:
         connection.execute("CREATE TABLE answer_latest AS SELECT 1 AS mine")
-    with pytest.raises(TableUnreadable, match="'answer_latest' that is no answer"):
-        put(file, AnswerRun(), (1, "Oslo"))
+    for ask in (require_free_name, lambda *place: put(file, AnswerRun(), (1, "Oslo"))):
+        with pytest.raises(TableUnreadable, match="'answer_latest' that is no answer"):
+            ask(file, "answer")
     assert read(file, "answer_latest") == [(1,)]
 
 
@@ -103,6 +106,27 @@ def test_no_answer_takes_another_ones_view(tmp_path: Path, first: str, second: s
     columns = [("n", "BIGINT", [1])]
     publish_view(file, first, columns, AnswerRun())
     with pytest.raises(TableUnreadable, match="answers of another query"):
+        require_free_name(file, second)
+    with pytest.raises(TableUnreadable, match="answers of another query"):
         publish_view(file, second, columns, AnswerRun())
+    require_free_name(file, first)
     publish_view(file, first, columns, AnswerRun())
     assert read(file, first)[0][0] == 1
+
+
+def test_a_held_file_is_told_before_anything_is_charged(tmp_path: Path) -> None:
+    """A file that is not there yet has every name free."""
+    file = tmp_path / "out.duckdb"
+    require_free_name(file, "answer")
+    publish_view(file, "answer", [("n", "BIGINT", [1])], AnswerRun())
+    holder = (
+        "import duckdb, sys; held = duckdb.connect(sys.argv[1]); print('held', flush=True); input()"
+    )
+    command = [sys.executable, "-c", holder, str(file)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None
+        process.stdout.readline()
+        with pytest.raises(NotPublished, match="nothing was charged"):
+            require_free_name(file, "answer", deadline=0.05)
+        process.stdin.close()
+    require_free_name(file, "answer")

@@ -1,0 +1,71 @@
+"""Sessions at a service: opened and charged once for the principal's name and revision, and asked in order.
+
+A session is no gate, whose candidates have a door of their own, and no prediction, which has one, too. Each answer is
+stored before it is seen, so whoever sends the questions again gets the stored answers, and the others go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dpflow.core.contract.gate import Gate
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.prediction import PredictionMechanism
+from dpflow.core.contract.results import finite_json
+from dpflow.engine.releases.release_list import describe_session
+from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.session import Session
+from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.server.jobs import Planned, Query, Reply
+
+
+def plan_questions(
+    planned: Planned, body: Mapping[str, Any], ledger: Ledger, registry: Registry
+) -> Query:
+    """The answers to a list of questions, as a job.
+
+    Args:
+        planned: the session, with the run identity of its principal.
+        body: of the request.
+
+    Raises:
+        PlanRefused: the mechanism is no session, or has a door of its own.
+        InvalidInput: a question that is a candidate, or a release inside the session.
+    """
+    plan, run = planned
+    name = plan.mechanism.name
+    if isinstance(plan.mechanism, Gate):
+        raise PlanRefused(
+            f"{name} is a gate, which the owner of a service opens for candidates; submit them to a gate of the service"
+        )
+    if isinstance(plan.mechanism, PredictionMechanism):
+        raise PlanRefused(
+            f"{name} predicts, and a service opens such sessions itself; ask it for predictions"
+        )
+    if not isinstance(plan.mechanism, InteractiveMechanism):
+        raise PlanRefused(f"{name} is a release, not a session; ask for it as a release")
+    questions = body["queries"]
+    if any(field in question for question in questions for field in ("name", "release")):
+        raise InvalidInput(
+            "a question to a session of a service is none of a candidate or release; leave name and release out"
+        )
+    is_new = ledger.find(run.key(plan)) is None
+
+    def answer() -> Reply:
+        session = Session.open(plan, ledger, registry, run_identity=run)
+        # No file is named in a question, so the folder of paths is nobody's.
+        answers = ask_all(session, questions, Path("/"))
+        reply = {
+            "session": session.id,
+            "answers": answers,
+            "left": session.remaining(),
+            "about": describe_session(plan, session.id, replayed=not is_new),
+        }
+        return dict(finite_json(reply))
+
+    shown = [planned] if is_new or body["plan_only"] else []
+    return Query(plan.table.place, shown, answer, always_job=True)
