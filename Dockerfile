@@ -25,8 +25,8 @@ RUN for folder in . plugins/*; do \
 FROM python:3.11-slim
 
 RUN useradd --create-home --uid 50000 dpflow \
-    && mkdir -p /opt/dpflow/project/private /opt/dpflow/project/dags /opt/dpflow/project/incoming /opt/dpflow/anchor /opt/dpflow/owner /opt/dpflow/logs /opt/dpflow/users \
-    && chmod 700 /opt/dpflow/project/private /opt/dpflow/anchor /opt/dpflow/owner /opt/dpflow/users \
+    && mkdir -p /opt/dpflow/project/private /opt/dpflow/project/dags /opt/dpflow/project/service /opt/dpflow/project/incoming /opt/dpflow/work /opt/dpflow/anchor /opt/dpflow/owner /opt/dpflow/tls /opt/dpflow/ca /opt/dpflow/logs /opt/dpflow/users \
+    && chmod 700 /opt/dpflow/project/private /opt/dpflow/anchor /opt/dpflow/owner /opt/dpflow/tls /opt/dpflow/users \
     && mkdir -p /home/dpflow/airflow/config \
     && chown -R dpflow /opt/dpflow /home/dpflow/airflow
 

@@ -1,5 +1,6 @@
 """Answers of a service over loopback, to 1, 10, 100 and 200 clients at once: how long they take, and the service's
-processor time for each, beside the same call in a process that holds the table.
+processor time for each, beside the same call in a process that holds the table. Published files that a reader has
+already, by their ETag. How long the service takes to start.
 
 The clients share one process, which takes from the same processors.
 """
@@ -32,6 +33,17 @@ from dpflow.server.service import new_token
 CLIENTS, STORED, NEW = (1, 10, 100, 200), 1_000, 100
 #: Of 200 clients: the least stored answers a second, and the most milliseconds of the service for each.
 STORED_BAR, STORED_MS_BAR = 100, 4
+EPSILON = "0.01"
+#: The most processor time of a new answer, of that of the same call here; the least published files by ETag a second; the
+#: most seconds of the processor until the service answers.
+NEW_BAR, ETAG_BAR, START_BAR = 1.3, 500, 2
+#: Results of the published release, such as a month's days; requests for its file, and readers.
+RESULTS, FILES, READERS = 30, 3_000, 10
+RELEASE = {
+    "mechanism": "histogram",
+    "table": "visits",
+    "params": {"by": "city", "epsilon": EPSILON},
+}
 QUERY = "SELECT city, COUNT(*) AS n FROM visits WHERE age > {n} GROUP BY city"
 VISITS = {
     "name": "visits",
@@ -44,7 +56,6 @@ VISITS = {
         "age": {"lower": 0, "upper": 10**6},
     },
 }
-EPSILON = "0.01"
 
 
 def make_world(folder: Path, token: str) -> Ledger:
@@ -57,13 +68,15 @@ def make_world(folder: Path, token: str) -> Ledger:
     principal = {
         "token_sha256": token,
         "scope": "visits/ann",
-        "doors": ["sql"],
+        "doors": ["sql", "release", "read"],
+        "published": ["cities"],
         "tables": ["visits"],
         "concurrent_queries": 1000,
     }
     service = {
         "ledger": "ledger.sqlite",
         "tables": {"visits": "visits.yml"},
+        "published": {"cities": {"release": "cities", "scope": "visits/ann"}},
         "principals": {"ann": principal},
     }
     for name, content in (("visits", VISITS), ("service", service)):
@@ -126,6 +139,42 @@ async def _ask_all(address: str, token: str, texts: list[str], clients: int) -> 
     return taken
 
 
+async def _release_all(address: str, token: str) -> str:
+    """Settle the published release's results; the ETag of its file."""
+    headers = {"Authorization": f"Bearer {token}"}
+    async with httpx.AsyncClient(base_url=address, headers=headers, timeout=120) as client:
+        for number in range(RESULTS):
+            body = RELEASE | {"name": "cities", "revision": number + 1}
+            reply = await client.post("/v1/release", json=body)
+            while reply.status_code == 202:
+                reply = await client.get(reply.headers["location"], params={"wait": 20})
+            reply.raise_for_status()
+        return str((await client.get("/v1/published/cities.csv")).headers["etag"])
+
+
+async def _read_files(address: str, token: str, tag: str) -> None:
+    """Ask for the file with its ETag, over connections that stay: with sockets, because any client costs more than
+    the service.
+    """
+    host, _, port = address.rpartition("/")[2].partition(":")
+    request = (
+        f"GET /v1/published/cities.csv HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\n"
+        f"If-None-Match: {tag}\r\n\r\n"
+    ).encode()
+
+    async def read() -> None:
+        reader, writer = await asyncio.open_connection(host, int(port))
+        for _ in range(FILES // READERS):
+            writer.write(request)
+            head = await reader.readuntil(b"\r\n\r\n")
+            if not head.startswith(b"HTTP/1.1 304"):
+                raise RuntimeError("the service sent what its reader has")
+        writer.close()
+        await writer.wait_closed()
+
+    await asyncio.gather(*(read() for _ in range(READERS)))
+
+
 def _time_local(folder: Path, ledger: Ledger, texts: list[str]) -> tuple[list[float], float]:
     """Seconds of each call in this process, and its processor seconds a call."""
     table, taken = load_table(folder / "visits.yml"), list[float]()
@@ -154,7 +203,10 @@ def main() -> None:
         for what, texts in (("new", local[3:]), ("stored", local * 5)):
             taken, cpu = _time_local(folder, ledger, texts)
             rows.append(_row(what, "none: a call", taken, len(taken) / sum(taken), cpu))
+            if what == "new":
+                local_new = cpu
         with serve(folder) as (address, process):
+            hold("start of the service, processor seconds", _used_seconds(process), START_BAR, noise=0.2)  # fmt: skip
             stored = [QUERY.format(n=next(number)) for _ in range(10)]
             asyncio.run(_ask_all(address, token, stored, 1))
             for what, most in (("stored", STORED), ("new", NEW)):
@@ -165,9 +217,18 @@ def main() -> None:
                     rate = most / (time.perf_counter() - start)
                     cpu = (_used_seconds(process) - before) / most
                     rows.append(_row(what, str(clients), taken, rate, cpu))
+                    if what == "new" and clients == 1:
+                        hold("a new answer of the service, of the call's", cpu / local_new, NEW_BAR, noise=0.2)  # fmt: skip
                     if what == "stored" and clients == CLIENTS[-1]:
                         hold(f"stored answers a second, {clients} clients", rate, STORED_BAR, noise=0.3, is_least=True)  # fmt: skip
                         hold("a stored answer of the service, ms", 1000 * cpu, STORED_MS_BAR, noise=0.3)  # fmt: skip
+            tag = asyncio.run(_release_all(address, token))
+            before, start = _used_seconds(process), time.perf_counter()
+            asyncio.run(_read_files(address, token, tag))
+            rate = FILES / (time.perf_counter() - start)
+            hold("published files by ETag a second", rate, ETAG_BAR, noise=0.3, is_least=True)
+            cpu = 1000 * (_used_seconds(process) - before) / FILES
+            rows.append(("file by ETag", str(READERS), "", "", f"{rate:.0f} /s", f"{cpu:.1f} ms"))
     columns = ("answers", "clients", "median", "99 % within", "rate", "processor of the service")
     show("SQL answers of a service on loopback", columns, rows)
 

@@ -2,12 +2,14 @@
 done stays done.
 
 Makes the logins and databases, migrates Airflow's metadata, makes or upgrades the ledger under its
-anchor with its roles, and takes the owner's signing key out of it. Run as the service ``init`` of
+anchor with its roles, takes the owner's signing key out of it, and makes the service's certificate. Run as the service ``init`` of
 docker-compose.yml. ``init.py demo`` is the service ``demo``: it loads the demo's private tables and grants their budgets.
 """
 
 from __future__ import annotations
 
+import datetime as dt
+import ipaddress
 import json
 import os
 import subprocess
@@ -15,8 +17,12 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
+import certifi
 import psycopg
 import sqlalchemy as sa
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from make_secrets import LOGINS, read_secret
 from psycopg import sql
 
@@ -26,9 +32,10 @@ from dpflow.demo.workspace import Workspace
 from dpflow.errors import LedgerUnavailable
 from dpflow.private_files import require_own_folder, write_private
 
+PLACE = Path(os.environ.get("DPFLOW_PLACE", "/opt/dpflow"))
 SECRETS = Path(os.environ.get("DPFLOW_SECRETS", "/run/secrets"))
 #: The role of roles.sql that each login has. The demo's gate needs sessions.
-ROLES = {"dpflow_tasks": "dpflow_interactive", "dpflow_page": "dpflow_reader"}
+ROLES = {"dpflow_service": "dpflow_interactive", "dpflow_page": "dpflow_reader"}
 
 
 def connect(login: str, database: str | None = None) -> psycopg.Connection:
@@ -118,6 +125,44 @@ def move_signing_key() -> None:
     link.replace(key)
 
 
+def make_certificate(folder: Path, trusted: Path) -> None:
+    """The service's certificate with its key, for a year and signed by itself, unless there is one that holds for a month.
+
+    Args:
+        folder: gets ``tls.crt`` and ``tls.key``.
+        trusted: gets ``ca.crt``: the usual authorities, and this certificate.
+    """
+    now, file = dt.datetime.now(dt.UTC), folder / "tls.crt"
+    if file.exists():
+        ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
+        if ends - now > dt.timedelta(days=30):
+            return
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dpflow service")])
+    names = [x509.DNSName("service"), x509.DNSName("localhost")]
+    names.append(x509.IPAddress(ipaddress.ip_address("127.0.0.1")))
+    made = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - dt.timedelta(days=1))
+        .not_valid_after(now + dt.timedelta(days=365))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    encoding = serialization.Encoding.PEM
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    write_private(folder / "tls.key", key.private_bytes(encoding, form, plain))
+    certificate = made.public_bytes(encoding)
+    for place, content in (
+        (trusted / "ca.crt", Path(certifi.where()).read_bytes() + certificate),
+        # The last one: with it all is made.
+        (file, certificate),
+    ):
+        part = place.with_suffix(".part")
+        part.write_bytes(content)
+        part.replace(place)
+
+
 def write_users() -> None:
     """The login of Airflow's pages, where its simple auth manager looks for it."""
     file = Path(os.environ["AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE"])
@@ -143,6 +188,7 @@ def main() -> None:
     subprocess.run([sys.executable, "-m", "airflow", "db", "migrate"], check=True)
     make_ledger()
     move_signing_key()
+    make_certificate(PLACE / "tls", PLACE / "ca")
     write_users()
 
 

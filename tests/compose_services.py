@@ -4,11 +4,14 @@ with places below a folder, free ports and loopback instead of containers.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from importlib import util
 from pathlib import Path
 from types import ModuleType
@@ -47,11 +50,16 @@ class Deployment:
     def __init__(self, root: Path, socket: str) -> None:
         self.root, self.secrets = root, root / "secrets"
         self.port, self.health_port = find_free_port(), find_free_port()
+        self.service_port = find_free_port()
         self.more: dict[str, str] = {}  #: what a test adds to every environment
-        for name in ("project/private", "project/incoming", "anchor", "owner", "logs", "users"):
+        mounted = ("work", "anchor", "owner", "tls", "ca", "logs", "users")
+        for name in ("project/private", "project/incoming", *mounted):
             (root / "opt" / name).mkdir(parents=True)
-        anchor = str(root / "opt" / "anchor")
-        load_script("make_secrets").write_secrets(self.secrets, host=socket, anchor=anchor)
+        script = load_script("make_secrets")
+        url = f"https://127.0.0.1:{self.service_port}"
+        script.write_secrets(self.secrets, host=socket, service=url)
+        script.write_service(self.service_folder, self.secrets)
+        self._socket = socket
         self._ports = {
             "AIRFLOW__SCHEDULER__SCHEDULER_HEALTH_CHECK_SERVER_PORT": str(self.health_port),
             "AIRFLOW__LOGGING__WORKER_LOG_SERVER_PORT": str(find_free_port()),
@@ -62,6 +70,53 @@ class Deployment:
     def dags(self) -> Path:
         """The folder of DAGs; a test puts its own there before `run_init`."""
         return self.root / "opt" / "project" / "dags"
+
+    @property
+    def service_folder(self) -> Path:
+        """The folder of the service's file and declarations."""
+        return self.root / "opt" / "project" / "service"
+
+    def give_tasks_the_ledger(self) -> None:
+        """Connect tasks to the ledger itself, as on machines of one's own without a service."""
+        connection = {
+            "conn_type": "dpflow_ledger",
+            "host": self._socket,
+            "port": 5432,
+            "login": "dpflow_service",
+            "password": (self.secrets / "dpflow_service_password").read_text().rstrip(),
+            "schema": "dpflow",
+            "extra": json.dumps({"anchor": str(self.root / "opt" / "anchor")}),
+        }
+        file = self.secrets / "tasks_connections.json"
+        file.write_text(json.dumps({"dpflow_ledger": connection}))
+
+    @contextmanager
+    def serve(self) -> Iterator[subprocess.Popen[bytes]]:
+        """The service ``service``, ready, with the variables of its container and no others."""
+        told, log = COMPOSE["services"]["service"], self.root / "service.log"
+        every = self.environment("service")
+        names = {*told["environment"], "PATH", "LANG", "NO_PROXY"}
+        env = {name: text for name, text in every.items() if name in names}
+        run = str(self.root / "run" / "service")
+        words = [word.replace("$$", "$") for word in [*told["entrypoint"], *told["command"]]]
+        here = {"/run/secrets": run, "/opt/dpflow": str(self.root / "opt"), "0.0.0.0": "127.0.0.1"}
+        for place, there in here.items():
+            words = [word.replace(place, there) for word in words]
+        folder = told["working_dir"].replace("/opt/dpflow", str(self.root / "opt"))
+        with log.open("ab") as written:
+            process = subprocess.Popen(
+                [*words, "--port", str(self.service_port)],
+                env=env | {"HOME": str(self.root)}, cwd=folder, stdout=written, stderr=written,
+            )  # fmt: skip
+        try:
+            deadline = time.monotonic() + 120
+            while self.run_healthcheck("service") != 0:
+                assert process.poll() is None and time.monotonic() < deadline, log.read_text()
+                time.sleep(0.2)
+            yield process
+        finally:
+            process.terminate()
+            process.wait(60)
 
     def environment(self, service: str, home: str = "") -> dict[str, str]:
         """What a service's container is told, with its own AIRFLOW_HOME and its own secrets."""
@@ -84,7 +139,7 @@ class Deployment:
             "0.0.0.0": "127.0.0.1",
         }
         told = {}
-        for name, text in COMPOSE["services"][service]["environment"].items():
+        for name, text in COMPOSE["services"][service].get("environment", {}).items():
             for place, here in places.items():
                 text = text.replace(place, here)
             told[name] = text
@@ -103,6 +158,7 @@ class Deployment:
                 # a busy machine answers tasks late
                 "AIRFLOW__WORKERS__EXECUTION_API_TIMEOUT": "60",
                 "DPFLOW_SECRETS": str(run),
+                "DPFLOW_PLACE": str(self.root / "opt"),
                 "NO_PROXY": "127.0.0.1,localhost",
                 "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
             }
@@ -110,8 +166,9 @@ class Deployment:
         )
 
     def prepare_dags(self) -> None:
-        """The folder of DAGs that compose mounts."""
+        """The folder of DAGs that compose mounts: the demo's, and the one that asks the service."""
         copy_example_dags(self.dags)
+        shutil.copy(ROOT / "dags" / "service_flights.py", self.dags)
 
     def run_init(self) -> None:
         """The service ``init``, as often as a test likes."""
@@ -177,6 +234,8 @@ class Deployment:
             "/opt/dpflow/healthcheck.py": str(ROOT / "deploy" / "healthcheck.py"),
             "8080": str(self.port),
             "8974": str(self.health_port),
+            "8321": str(self.service_port),
+            "/opt/dpflow/tls/tls.crt": str(self.root / "opt" / "tls" / "tls.crt"),
             "python": sys.executable,
         }
         command = [here.get(word, word) for word in test]

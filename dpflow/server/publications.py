@@ -9,7 +9,7 @@ import datetime as dt
 import hashlib
 import json
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -54,6 +54,8 @@ class Publications:
     def __init__(self, terms: Mapping[str, Publication], ledger: Ledger) -> None:
         self._terms, self._ledger = terms, ledger
         self._kept: OrderedDict[str, bytes] = OrderedDict()
+        # Ids of settled releases by publication, with the newest entry of the history before they were listed.
+        self._settled: dict[str, tuple[tuple[int, str], Sequence[str]]] = {}
 
     def list_names(self, caller: Caller) -> list[Reply]:
         """What a caller may read, each with its release and the number of settled results."""
@@ -62,7 +64,7 @@ class Publications:
             {
                 "name": name,
                 "release": self._terms[name].release,
-                "results": len(self._find_settled(self._terms[name])),
+                "results": len(self._list_settled(name)),
             }
             for name in sorted(caller.terms.published)
         ]
@@ -82,19 +84,30 @@ class Publications:
         caller.require_door("read")
         if name not in caller.terms.published:
             raise UnknownName("publication", name, caller.terms.published)
-        settled = self._find_settled(self._terms[name])
-        about = json.dumps([name, kind, latest, [record.release_id for record in settled]])
-        tag = f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
+        tag = _make_tag(name, kind, self._list_settled(name), latest=latest)
         if known is not None and _is_known(tag, known):
             return PublishedFile(tag, kind, None)
         content = self._kept.get(tag)
         if content is None:
+            settled = self._find_settled(name)
+            # Perhaps more than were listed.
+            tag = _make_tag(name, kind, [one.release_id for one in settled], latest=latest)
             content = self._keep(tag, self._encode(settled, kind, latest=latest))
         return PublishedFile(tag, kind, content)
 
-    def _find_settled(self, terms: Publication) -> list[ReleaseRecord]:
+    def _find_settled(self, name: str) -> list[ReleaseRecord]:
+        terms = self._terms[name]
         records = self._ledger.releases_by_name(terms.scope, terms.release)
         return [one for one in records if one.settled and one.scope == terms.scope]
+
+    def _list_settled(self, name: str) -> Sequence[str]:
+        """Ids of the releases that are settled now: read again when the history has a new entry."""
+        newest = self._ledger.newest_entry()
+        known = self._settled.get(name)
+        if known is None or known[0] != newest:
+            ids = [record.release_id for record in self._find_settled(name)]
+            known = self._settled[name] = (newest, ids)
+        return known[1]
 
     def _encode(self, settled: list[ReleaseRecord], kind: FileKind, *, latest: bool) -> bytes:
         releases = [read_settled(self._ledger, record) for record in settled]
@@ -110,6 +123,12 @@ class Publications:
         while sum(map(len, self._kept.values())) > _MAX_KEPT and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return content
+
+
+def _make_tag(name: str, kind: FileKind, settled: Sequence[str], *, latest: bool) -> str:
+    """The name of a file's content: a result is settled once and never changes."""
+    about = json.dumps([name, kind, latest, list(settled)])
+    return f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
 
 
 def _find_moment(release: PublishedRelease) -> dt.datetime:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import re
 import subprocess
@@ -14,9 +15,15 @@ import pytest
 import sqlalchemy as sa
 from airflow_settings import find_wrong_settings
 from compose_services import COMPOSE, ROOT, SERVICES, load_script
+from cryptography import x509
 
 from dpflow import Ledger
 from dpflow.core.contract.declaration import Table
+from dpflow.registry import Registry
+from dpflow.server.data_service import load_tables
+from dpflow.server.gates import load_gates
+from dpflow.server.principals import Principals
+from dpflow.server.service import load_service
 
 AIRFLOW = ("init", *SERVICES)
 ALL: dict[str, Any] = COMPOSE["services"]
@@ -50,7 +57,8 @@ def test_every_reference_exists(tmp_path: Path) -> None:
         assert set(service.get("depends_on", {})) <= ALL.keys()
         for kind, names in used.items():
             paths = [one for one in sources(service, kind) if one.startswith(".")]
-            assert all((ROOT / path).exists() for path in paths)
+            # The service's folder is made with the secrets.
+            assert all(path == "./service" or (ROOT / path).exists() for path in paths)
             names |= set(sources(service, kind)) - set(paths)
     for kind, names in used.items():
         assert names == COMPOSE[kind].keys(), kind
@@ -58,7 +66,7 @@ def test_every_reference_exists(tmp_path: Path) -> None:
     made = {file.name for file in tmp_path.iterdir()}
     assert files <= made
     # what the file does not name only makes others
-    assert made - files == {"dpflow_tasks_url", "dpflow_page_url"}
+    assert made - files == {"dpflow_page_url", "airflow_token", "gates_token"}
 
 
 def test_no_secret_is_in_an_environment() -> None:
@@ -98,21 +106,90 @@ def test_all_airflow_services_share_one_environment() -> None:
         assert {"fernet_key", "jwt_secret", "api_secret_key"} <= set(sources(ALL[name], "secrets"))
 
 
+def holders(kind: str, name: str) -> set[str]:
+    return {service for service in ALL if name in sources(ALL[service], kind)}
+
+
 def test_each_service_reaches_what_it_needs() -> None:
-    """Private rows and the anchor are where tasks run; the superuser's password is init's alone."""
-
-    def holders(kind: str, name: str) -> set[str]:
-        return {service for service in ALL if name in sources(ALL[service], kind)}
-
+    """Rows, keys and the ledger's login are the service's and the owner's; the superuser's password is init's alone."""
     owners = {"owner", "demo"}
-    assert holders("volumes", "private") == {*owners, "scheduler"}
-    assert holders("volumes", "./incoming") == {*owners, "scheduler"}
-    assert holders("volumes", "anchor") == {"init", "scheduler", *owners}
+    assert holders("volumes", "private") == {*owners, "service"}
+    assert holders("volumes", "./service") == {*owners, "service"}
+    assert holders("volumes", "./incoming") == {*owners, "service"}
+    assert holders("volumes", "anchor") == {"init", "service", *owners}
     assert holders("volumes", "owner") == {"init", *owners}
+    assert holders("volumes", "tls") == {"init", "service"}
     assert holders("secrets", "postgres_url") == {"init"}
     assert holders("secrets", "dpflow_owner_url") == {"init", *owners}
-    assert holders("secrets", "tasks_connections") == {"init", "scheduler"}
-    assert holders("secrets", "page_connections") == {"api-server", "dag-processor", "triggerer"}
+    assert holders("secrets", "dpflow_service_url") == {"service"}
+    assert holders("secrets", "tasks_connections") == {"init", "scheduler", "triggerer"}
+    assert holders("secrets", "page_connections") == {"api-server", "dag-processor"}
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_airflow_holds_neither_rows_nor_keys(name: str) -> None:
+    """Only DAG files, the certificate that it trusts, logs, what tasks write, and Airflow's own secrets."""
+    volumes = set(sources(ALL[name], "volumes"))
+    assert volumes <= {"./dags", "ca", "logs", "users", "work"} and "ca" in volumes
+    secret = {one for one in sources(ALL[name], "secrets") if "dpflow" in one or "postgres" in one}
+    assert not secret and "LEDGER" not in json.dumps(ALL[name]["environment"])
+
+
+def test_the_first_service_file_is_served_to_airflow(tmp_path: Path) -> None:
+    """Its tokens are those of Airflow's connections, its declarations and gate can be read, and the owner's own file
+    stays.
+    """
+    script = load_script("make_secrets")
+    script.write_secrets(tmp_path / "secrets")
+    folder = tmp_path / "project" / "service"
+    script.write_service(folder, tmp_path / "secrets")
+    service = load_service(folder / "service.yml")
+    assert {*load_tables(service)} == {"flights", "flights_holdout"}
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True, anchor=tmp_path / "anchor")
+    assert {*load_gates(service, ledger, Registry.load()).requests} == {"late"}
+    connections = json.loads((tmp_path / "secrets" / "tasks_connections.json").read_text())
+    principals = Principals(folder / "service.yml", service)
+    found = {
+        name: principals.find_by_token(connection["password"])
+        for name, connection in connections.items()
+    }
+    assert {name: one and one.name for name, one in found.items()} == {
+        "dpflow": "airflow",
+        "dpflow_gates": "models",
+    }
+    assert all(one["host"] == "https://service:8321" for one in connections.values())
+    (folder / "service.yml").write_text("mine")
+    script.write_service(folder, tmp_path / "secrets")
+    assert (folder / "service.yml").read_text() == "mine"
+
+
+def test_the_certificate_is_made_once_and_trusted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the names that clients use; its key is its owner's, and it is made again before it ends."""
+    monkeypatch.syspath_prepend(str(ROOT / "deploy"))
+    init, folders = load_script("init"), (tmp_path / "tls", tmp_path / "ca")
+    for folder in folders:
+        folder.mkdir()
+    init.make_certificate(*folders)
+    made = (folders[0] / "tls.crt").read_bytes()
+    init.make_certificate(*folders)
+    assert (folders[0] / "tls.crt").read_bytes() == made
+    assert (folders[0] / "tls.key").stat().st_mode & 0o777 == 0o600
+    trusted = (folders[1] / "ca.crt").read_bytes()
+    assert made in trusted and b"PRIVATE" not in trusted
+    certificate = x509.load_pem_x509_certificate(made)
+    names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    assert names.get_values_for_type(x509.DNSName) == ["service", "localhost"]
+
+    class Later(dt.datetime):
+        @classmethod
+        def now(cls, zone: Any = None) -> dt.datetime:
+            return super().now(zone) + dt.timedelta(days=340)
+
+    monkeypatch.setattr(init.dt, "datetime", Later)
+    init.make_certificate(*folders)
+    assert (folders[0] / "tls.crt").read_bytes() != made
 
 
 def test_every_service_that_stays_up_is_restarted_and_has_a_health_check() -> None:
@@ -137,8 +214,8 @@ def test_the_image_uses_our_locks_and_no_root() -> None:
     for names in re.findall(r"^COPY ([\w./ ]+) \S+$", DOCKERFILE, re.MULTILINE):
         assert all((ROOT / name).exists() for name in names.split()), names
     ignored = (ROOT / ".dockerignore").read_text().split()
-    assert {".git", "secrets", "demo"} <= set(ignored)
-    assert "/secrets/" in (ROOT / ".gitignore").read_text().split()
+    assert {".git", "secrets", "service", "demo"} <= set(ignored)
+    assert {"/secrets/", "/service/"} <= set((ROOT / ".gitignore").read_text().split())
     mounted = [v.split(":")[1] for s in ALL.values() for v in s.get("volumes", ()) if "/opt" in v]
     made = " ".join(re.findall(r"mkdir -p (.*) \\", DOCKERFILE)).split()
     # a new volume takes the owner of the image's folder

@@ -227,7 +227,7 @@ def test_a_task_releases_at_the_service(
     url = f"https://127.0.0.1:{port}"
     connection = {"conn_type": "dpflow", "host": url, "password": TOKENS["ann"][0]}
     secrets = {
-        "dpflow-ledger": (tmp_path / "secrets" / "dpflow_tasks_url").read_text(),
+        "dpflow-ledger": (tmp_path / "secrets" / "dpflow_service_url").read_text(),
         "dpflow-owner": (tmp_path / "secrets" / "dpflow_owner_url").read_text(),
         "dpflow-connection": json.dumps(connection),
     }

@@ -27,14 +27,14 @@ from dpflow.demo.airflow_stage import Stage
 DAG = """
 from airflow.sdk import DAG
 from dpflow.airflow import ReleaseOperator
-with DAG("visits", schedule=None, is_paused_upon_creation=False):
+with DAG("service_visits", schedule=None, is_paused_upon_creation=False):
     ReleaseOperator(task_id="count", release={
-        "name": "visits", "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": "0.5"}})
+        "name": "visits", "mechanism": "count", "table": "visits", "params": {"epsilon": "0.5"}})
 """
 PAGE = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
 TABLE = {
     "name": "visits",
-    "database": "visits.duckdb",
+    "database": "../private/visits.duckdb",
     "privacy_unit": {"column": "person"},
     "contribution_bounds": {"rows": 1},
     "columns": {},
@@ -48,16 +48,22 @@ def deployment(password_server: str, tmp_path_factory: pytest.TempPathFactory) -
     """What the services ``init`` and ``demo`` leave; with passwords of an owner's choice."""
     root = tmp_path_factory.mktemp("compose")
     (root / "secrets").mkdir()
-    for login in ("airflow", "dpflow_owner", "dpflow_tasks", "dpflow_page"):
+    for login in ("airflow", "dpflow_owner", "dpflow_service", "dpflow_page"):
         (root / "secrets" / f"{login}_password").write_text(PASSWORD + login + "\n")
     deployment = Deployment(root, password_server)
     deployment.prepare_dags()
     (deployment.dags / "visits.py").write_text(DAG)
-    (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
-    with duckdb.connect(str(deployment.dags / "visits.duckdb")) as connection:
+    folder = deployment.service_folder
+    (folder / "visits.yml").write_text(yaml.safe_dump(TABLE))
+    service = yaml.safe_load((folder / "service.yml").read_text())
+    service["tables"]["visits"] = "visits.yml"
+    airflow = service["principals"]["airflow"]
+    airflow["tables"], airflow["scope"] = ["visits", "flights"], "visits"
+    (folder / "service.yml").write_text(yaml.safe_dump(service))
+    with duckdb.connect(str(folder.parent / "private" / "visits.duckdb")) as connection:
         connection.execute("CREATE TABLE visits AS SELECT i AS person FROM range(500) t(i)")
     deployment.run_init()
-    table = load_table(deployment.dags / "visits.yml")
+    table = load_table(folder / "visits.yml")
     deployment.open_ledger().grant("visits", 1, 0, filter="basic", table=table, principal="owner")
     deployment.run_owner("demo", *COMPOSE["services"]["demo"]["command"])
     return deployment
@@ -67,16 +73,16 @@ def test_the_owners_commands_have_what_they_need(deployment: Deployment) -> None
     """As the pages write them: paths begin in the project's folder; rows, declarations, anchor and key are there."""
     project = deployment.dags.parent
     (project / "incoming" / "shop.csv").write_text("person,amount\np1,3\np2,4\n")
-    (deployment.dags / "shop.yml").write_text(
+    (deployment.service_folder / "shop.yml").write_text(
         "{name: shop, database: ../private/shop.duckdb, privacy_unit: {column: person}, contribution_bounds: {rows: 1},"
         " columns: {amount: {lower: 0, upper: 9}}}"
     )
     suite = {"expectations": [{"type": "expect_column_to_exist", "kwargs": {"column": "amount"}}]}
-    (deployment.dags / "suite.json").write_text(json.dumps(suite))
+    (deployment.service_folder / "suite.json").write_text(json.dumps(suite))
     (compose,) = re.findall(r"docker compose run --rm owner (load .*)$", PAGE, re.MULTILINE)
     load = compose.replace("visits", "shop").replace("day DATE, city VARCHAR, age", "amount")
-    grant = "ledger grant shop --epsilon 1 --delta 0 --table dags/shop.yml"
-    register = "contract register dags/suite.json --table dags/shop.yml"
+    grant = "ledger grant shop --epsilon 1 --delta 0 --table service/shop.yml"
+    register = "contract register service/suite.json --table service/shop.yml"
     for command in (load, grant, register, "ledger verify"):
         deployment.run_owner("owner", *shlex.split(command))
     signed = deployment.run_owner("owner", "ledger", "checkpoint")
@@ -94,13 +100,14 @@ def test_a_second_run_of_init_and_demo_changes_nothing(deployment: Deployment) -
 
 @pytest.fixture(scope="module")
 def stage(deployment: Deployment) -> Iterator[Stage]:
-    """Api-server, scheduler, dag-processor and triggerer."""
-    running = deployment.make_stage()
-    try:
-        deployment.log_in(running)
-        yield running
-    finally:
-        running.stop()
+    """The service, api-server, scheduler, dag-processor and triggerer."""
+    with deployment.serve():
+        running = deployment.make_stage()
+        try:
+            deployment.log_in(running)
+            yield running
+        finally:
+            running.stop()
 
 
 def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
@@ -109,9 +116,9 @@ def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
     assert {scope.scope for scope in ledger.scopes()} >= {"flights", "flights_holdout", "visits"}
     assert len([e for e in ledger.history() if e.kind == "grant" and e.scope != "shop"]) == 3
     assert (deployment.root / "opt" / "project" / "private" / "flights.duckdb").exists()
-    connections = json.loads((deployment.secrets / "tasks_connections.json").read_text())
-    login = connections["dpflow_ledger"]
-    assert login["password"] == f"{PASSWORD}dpflow_tasks"
+    connections = json.loads((deployment.secrets / "page_connections.json").read_text())
+    login = connections["dpflow_reader"]
+    assert login["password"] == f"{PASSWORD}dpflow_page"
     with psycopg.connect(host=login["host"], user="postgres", dbname="postgres") as connection:
         rows = connection.execute(
             "SELECT rolname FROM pg_roles WHERE rolcanlogin AND (rolsuper OR rolcreatedb OR rolbypassrls)"
@@ -125,13 +132,13 @@ def test_init_grants_what_the_demo_needs(deployment: Deployment) -> None:
 
 @pytest.mark.parametrize(
     ("login", "database"),
-    [("airflow", "dpflow"), ("dpflow_tasks", "airflow"), ("dpflow_page", "airflow")],
+    [("airflow", "dpflow"), ("dpflow_service", "airflow"), ("dpflow_page", "airflow")],
 )
 def test_no_login_enters_the_database_of_another(
     deployment: Deployment, login: str, database: str
 ) -> None:
-    connections = json.loads((deployment.secrets / "tasks_connections.json").read_text())
-    host, password = connections["dpflow_ledger"]["host"], PASSWORD + login
+    connections = json.loads((deployment.secrets / "page_connections.json").read_text())
+    host, password = connections["dpflow_reader"]["host"], PASSWORD + login
     with pytest.raises(psycopg.OperationalError, match="permission denied for database"):
         psycopg.connect(host=host, user=login, password=password, dbname=database)
     with pytest.raises(psycopg.OperationalError, match="password authentication failed"):
@@ -140,30 +147,32 @@ def test_no_login_enters_the_database_of_another(
 
 @pytest.mark.integration
 def test_a_release_is_paid_once_on_postgresql(deployment: Deployment, stage: Stage) -> None:
-    """A task releases through the PostgreSQL ledger; cleared and run again it costs nothing. Its log
-    is fetched from the scheduler's log server, and the page has the right number.
+    """A task releases at the service, and waits in the triggerer; cleared and run again it costs nothing. Its log
+    is fetched from the scheduler's log server, and the page has the right number. The worker has no row and no key.
     """
     client = stage.client
-    stage.wait("the DAG", lambda: client.get("dags/visits"))
-    client.trigger("visits", "one")
+    stage.wait("the DAG", lambda: client.get("dags/service_visits"))
+    client.trigger("service_visits", "one")
 
     def succeeded(tries: int) -> int:
         """How often the task was tried until it succeeded, if more often than ``tries``."""
-        tasks = client.list_tasks("visits", "one")
+        tasks = client.list_tasks("service_visits", "one")
         assert all(task["state"] not in ("failed", "upstream_failed") for task in tasks)
         done = [t["try_number"] for t in tasks if t["state"] == "success"]
         return done[0] if done and done[0] > tries else 0
 
     tries = stage.wait("the run", lambda: succeeded(0))
     # A task that is cleared while the scheduler ends its run may never be scheduled again.
-    stage.wait("its end", lambda: client.list_runs("visits")[0]["state"] == "success")
+    stage.wait("its end", lambda: client.list_runs("service_visits")[0]["state"] == "success")
     # no file of that log is below the api-server's own folder
     assert not list((deployment.root / "logs" / "api-server").rglob("attempt=*.log"))
-    log = json.dumps(client.get(f"dags/visits/dagRuns/one/taskInstances/count/logs/{tries}"))
+    log = json.dumps(
+        client.get(f"dags/service_visits/dagRuns/one/taskInstances/count/logs/{tries}")
+    )
     assert "charged epsilon 0.5" in log and "Could not read" not in log
     ledger = deployment.open_ledger()
     first = ledger.releases()
-    client.clear("visits", "one")
+    client.clear("service_visits", "one")
     stage.wait("the cleared run", lambda: succeeded(tries))
     assert [r.state for r in first] == ["settled"] and ledger.releases() == first
     assert ledger.remaining("visits").rows()[0]["epsilon_left"] == "0.5"
@@ -175,7 +184,7 @@ def test_the_page_reads_with_a_login_of_its_own(deployment: Deployment, stage: S
     """Without the tasks' secrets and without an anchor, and for nobody who is not logged in."""
     run = deployment.root / "run" / "api-server"
     assert "dpflow_page" in (run / "connections.json").read_text()
-    assert "dpflow_tasks" not in (run / "connections.json").read_text()
+    assert "https://" not in (run / "connections.json").read_text()
     url = f"{stage.client.url}/dpflow/"
     assert httpx.get(url, trust_env=False, timeout=60).status_code == 401
     login = {"username": "admin", "password": (deployment.secrets / "admin_password").read_text()}
@@ -186,7 +195,7 @@ def test_the_page_reads_with_a_login_of_its_own(deployment: Deployment, stage: S
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("service", ["api-server", "scheduler"])
+@pytest.mark.parametrize("service", ["api-server", "scheduler", "service"])
 def test_health_checks_see_who_is_healthy(
     deployment: Deployment, stage: Stage, service: str
 ) -> None:

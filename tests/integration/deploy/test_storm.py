@@ -59,6 +59,7 @@ def deployment(password_server: str, tmp_path: Path) -> Deployment:
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "30",
     }
+    deployment.give_tasks_the_ledger()
     deployment.prepare_dags()
     (deployment.dags / "storm.py").write_text(DAG)
     (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))

@@ -68,6 +68,7 @@ def put_earlier_ledger(deployment: Deployment) -> None:
 def deployment(password_server: str, tmp_path: Path) -> Deployment:
     """Compose's environment with one DAG, whose ledger is of version 6."""
     deployment = Deployment(tmp_path, password_server)
+    deployment.give_tasks_the_ledger()
     deployment.prepare_dags()
     (deployment.dags / "visits.py").write_text(DAG)
     (deployment.dags / "visits.yml").write_text(yaml.safe_dump(TABLE))
