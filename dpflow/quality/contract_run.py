@@ -18,7 +18,7 @@ from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here, silence_libraries
-from dpflow.errors import ContractViolated, InvalidInput, PlanRefused
+from dpflow.errors import ContractViolated, InvalidInput, PlanRefused, TableUnreadable
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
@@ -145,13 +145,32 @@ def run_contract(
     with require_extra("quality", "a data contract"), silence_libraries():
         from dpflow.quality.validation_result import validate_outcomes
     receipts, data = list[dict[str, Any]](), list[str]()
+
+    def record(passed: bool) -> None:
+        """What a gate must know: somebody was told of these rows."""
+        if ledger is None:
+            return
+        entry = {
+            "table": table.name,
+            "blocks": list(blocks),
+            "passed": passed,
+            "mode": contract.mode,
+        }
+        who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
+        ledger.record("contract", entry, principal=who, data=data)
+
     if contract.mode == "public":
         outcomes = check_catalogue(table)
     elif contract.mode == "trusted":
         if ledger is not None:
             data = name_rows(table, ledger)
             ledger.require_no_gate(data)
-        outcomes = [_check_trusted(contract, table, blocks, ledger)]
+        try:
+            outcomes = [_check_trusted(contract, table, blocks, ledger)]
+        except TableUnreadable:
+            # Rows may decide that they cannot be judged.
+            record(False)
+            raise
     else:
         if ledger is None:
             raise InvalidInput(f"a contract in mode {contract.mode} is paid from a ledger; name it")
@@ -166,16 +185,7 @@ def run_contract(
             receipts = watch.receipts
     passed = all_pass(outcomes, contract.undecided)
     # Before anybody hears of it: a gate may have opened on the rows meanwhile.
-    if ledger is not None:
-        entry = {
-            "table": table.name,
-            "blocks": list(blocks),
-            "passed": passed,
-            "mode": contract.mode,
-        }
-        who = principal or RunIdentity.of_request(_request(contract, "", {}, blocks)).principal
-        # What a gate must know: somebody was told of these rows.
-        ledger.record("contract", entry, principal=who, data=data)
+    record(passed)
     return ContractOutcome(
         contract.name,
         table.name,

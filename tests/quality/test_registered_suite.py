@@ -271,6 +271,21 @@ def test_an_unpaid_bit_about_a_holdout_is_refused_or_ends_the_proof(
         run_contract(contract, ["2026-01-01"], ledger=world.ledger)
 
 
+def test_that_rows_cannot_be_judged_is_a_bit_about_them(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*arguments: object) -> bool:
+        raise TableUnreadable("its rows cannot be judged")
+
+    monkeypatch.setattr(contract_run, "check", fail)
+    contract = parse_contract({"table": "visits.yml", "mode": "trusted"}, world.folder)
+    with pytest.raises(TableUnreadable):
+        run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+    session = open_gate(world)
+    verdict = session.ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})
+    assert verdict["guarantee"] == "unproven" and "told a bit" in verdict["because"]
+
+
 def test_a_gate_that_opens_while_rows_are_checked_is_told_of_no_bit(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
