@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -101,11 +101,10 @@ def serve(folder: Path) -> Iterator[tuple[str, int]]:
         address = f"http://127.0.0.1:{port}"
         try:
             for _ in range(600):
-                try:
+                with suppress(httpx.TransportError):
                     if httpx.get(f"{address}/readyz").status_code == 200:
                         break
-                except httpx.TransportError:
-                    time.sleep(0.1)
+                time.sleep(0.1)
             yield address, process.pid
         finally:
             process.send_signal(signal.SIGTERM)

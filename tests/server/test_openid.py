@@ -20,7 +20,7 @@ import pytest
 import yaml
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec, rsa
-from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld, asker, settle
+from service_world import QUERY, RELEASE, TOKENS, TRUST, Server, ServiceWorld, asker, settle
 
 from dpflow.errors import InvalidDeclaration
 from dpflow.server import openid
@@ -154,13 +154,15 @@ def server(world: ServiceWorld) -> Iterator[Server]:
 
 def ask(server: Server, token: str, method: str = "GET", place: str = "tables", **more: Any) -> httpx.Response:  # fmt: skip
     headers = {"Authorization": b"Bearer " + token.encode()}
-    return httpx.request(method, f"{server.url}/v1/{place}", headers=headers, timeout=60, **more)
+    return httpx.request(
+        method, f"{server.url}/v1/{place}", headers=headers, timeout=60, verify=TRUST, **more
+    )
 
 
 def test_a_claim_says_who_asks(world: ServiceWorld, server: Server) -> None:
     """By an address or a group, with RSA or elliptic keys; the principal pays, and a job is its own."""
     headers = {"Authorization": f"Bearer {sign()}"}
-    with httpx.Client(base_url=server.url, headers=headers, timeout=60) as ann:
+    with httpx.Client(base_url=server.url, headers=headers, timeout=60, verify=TRUST) as ann:
         answer = settle(ann, "sql", {"query": QUERY, "options": {"epsilon": "0.5"}})
         assert answer.status_code == 200
         job = ann.post("/v1/release", json=RELEASE).json()["job"]

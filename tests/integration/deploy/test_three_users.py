@@ -7,6 +7,7 @@ killed, and backfills four days in parallel; a CI user gates a model; an auditor
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -266,11 +267,10 @@ class Service:
         )  # fmt: skip
         deadline = time.monotonic() + 180
         while time.monotonic() < deadline and self.process.poll() is None:
-            try:
+            with contextlib.suppress(httpx.TransportError):
                 if httpx.get(f"{self.url}/readyz").status_code == 200:
                     return
-            except httpx.TransportError:
-                time.sleep(0.2)
+            time.sleep(0.2)
         self.log.seek(0)
         raise TimeoutError(f"the service does not start: {self.log.read()[-2000:].decode()}")
 
