@@ -175,8 +175,8 @@ def killed(folder: str, target: str, life: str, *points: str) -> None:
         pytest.param("release", RELEASE, id="release"),
         pytest.param("session", OPENING, id="opening"),
         pytest.param("answer", ANSWER, id="answer"),
-        pytest.param("release", ["line.97"], id="release-lines"),
-        pytest.param("session", ["line.131"], id="session-lines"),
+        pytest.param("release", ["line.293"], id="release-lines"),
+        pytest.param("session", ["line.397"], id="session-lines"),
         *(
             pytest.param(life, [f"{step}.1"], marks=pytest.mark.slow, id=f"{life}-every-{step}")
             for life in ("release", "session")
