@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import fcntl
 import json
 import os
 import shutil
@@ -93,11 +94,15 @@ def start_airflow() -> AirflowProcess:
 
 @cache
 def _make_database() -> Path:
-    """Once a worker: several rooms import the fixture."""
-    home = tempfile.TemporaryDirectory()
-    atexit.register(home.cleanup)
-    start_airflow().run(MIGRATE, airflow_environment(Path(home.name)))
-    return Path(home.name) / "airflow.db"
+    """Once for all workers: the first one makes it in the folder that they share."""
+    home = Path(os.environ["DPFLOW_TEST_STATE"]) / "airflow"
+    home.mkdir(exist_ok=True)
+    with (home / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (home / "made").exists():
+            start_airflow().run(MIGRATE, airflow_environment(home))
+            (home / "made").touch()
+    return home / "airflow.db"
 
 
 @pytest.fixture(scope="session")
