@@ -63,7 +63,8 @@ def test_numbers_at_every_corner_hold_what_they_say(tmp_path: Path) -> None:
     assert problems == [] and {name.split()[0] for name in +drawn} == {*NAMES}
     for name, number in drawn.items():
         # Numbers of one draw miss together, so at worst a number of 8 keys counts as one.
-        assert binom.sf(missed[name] / 8 - 1, number / 8, 0.05) > 1e-4, (name, missed[name], number)
+        chance = binom.sf(missed[name] // 8 - 1, number // 8, 0.05)
+        assert chance > 1e-4, (name, missed[name], number)
 
 
 def test_a_variance_that_forgets_its_rounding_misses(
