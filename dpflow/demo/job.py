@@ -334,7 +334,7 @@ def rerun_day(demo: Demo, _: Any) -> None:
     """Clear a finished day: the same results bit for bit, and no charge."""
     stage, facts, client = demo.airflow, demo.facts, demo.airflow.client
     runs = {day_of(run): run["dag_run_id"] for run in client.list_runs(DAILY_DAG)}
-    run = runs[facts.days[1]]
+    run = runs[facts.days[-1]]
 
     def check_success(tries: dict[str, int]) -> bool:
         tasks = client.list_tasks(DAILY_DAG, run)

@@ -1,5 +1,5 @@
-"""The part of the demo without its models, through a real scheduler. The whole demo is in
-test_demo.
+"""One day of the demo and the day of its crash, without its models, through a real scheduler. The whole demo is
+in test_demo.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dpflow.demo.supervisor import list_processes
 from dpflow.demo.workspace import Workspace
 from dpflow.tables import read_published
 
-DAYS = 2
+DAYS = 1
 MODELS = {"submit_models", "submit_stolen_fit"}
 
 # The first test waits for the whole demo.
@@ -40,14 +40,14 @@ def facts(workspace: Workspace) -> Iterator[DemoFacts]:
 
 
 def test_every_day_succeeds_through_the_scheduler(facts: DemoFacts) -> None:
-    """The backfilled runs end well."""
-    assert facts.runs == {"2013-01-01": "success", "2013-01-02": "success"}
+    """The backfilled run ends well."""
+    assert facts.runs == {"2013-01-01": "success"}
 
 
 def test_each_day_pays_four_releases_and_no_more(facts: DemoFacts, workspace: Workspace) -> None:
     """Every block has spent exactly its grant, the crash day included."""
     rows = workspace.open_ledger().remaining("flights").rows()
-    assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02", "2013-01-03"]
+    assert [row["block"] for row in rows] == ["2013-01-01", "2013-01-02"]
     assert all(
         Fraction(row["epsilon_spent"]) == 2 and Fraction(row["epsilon_left"]) == 0 for row in rows
     )
