@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import pytest
+from duckdb_files import duckdb_file
 
 import dpflow
 from dpflow.core.contract.declaration import Table
@@ -42,7 +42,7 @@ def list_results(folder: Path, kind: str, low: int, high: int, mechanisms: dict[
     results: dict[str, set[str]] = {}
     for rows in (0, 1, 2, 3):
         path = folder / f"{rows}.duckdb"
-        with duckdb.connect(str(path)) as connection:
+        with duckdb_file(path) as connection:
             connection.execute(f"CREATE TABLE t (u BIGINT, x {kind})")
             for unit in range(rows):
                 value = (low, high, (low + high) // 2)[unit]
