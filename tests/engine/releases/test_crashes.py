@@ -18,10 +18,12 @@ import pytest
 from dpflow.fault_points import POINTS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from smallworld import Tiny
 
-# A process that has imported everything and opened nothing forks one child for every try: quick,
-# and DuckDB starts afresh.
+# A process that has imported everything and opened nothing forks one child for every test, and that one for every
+# try: quick, and DuckDB starts afresh.
 DRIVER = """
 import json, os, signal, sys
 from collections import Counter
@@ -31,9 +33,17 @@ from dpflow import Ledger, Session, load_table, plan, release
 from dpflow import fault_points
 from dpflow.engine.releases.request import Publish
 from dpflow.registry import Registry
-folder, target, life, points = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4:]
-anchor = folder / "anchor"
 Registry.load()  # imports every plugin before the first fork
+for line in sys.stdin:
+    if (test := os.fork()) == 0:
+        break
+    if code := os.waitpid(test, 0)[1]:
+        print(code, flush=True)
+else:
+    sys.exit()
+folder, target, life, *points = json.loads(line)
+folder = Path(folder)
+anchor = folder / "anchor"
 WATCHED = ("dpflow/engine/releases/execute.py", "dpflow/engine/sessions/session.py",
            "dpflow/tables/public/publish.py", "dpflow/ledger/books/releases.py",
            "dpflow/ledger/books/sessions.py", "dpflow/ledger/history/chain.py", "dpflow/ledger/history/anchor.py")
@@ -148,14 +158,27 @@ OPENING = ["session.before-commit", "session.after-commit"]
 ANSWER = ["aggregate.after", "draw.after"]
 
 
-def killed(folder: str, target: str, life: str, *points: str) -> None:
+@pytest.fixture(scope="module")
+def driver() -> Iterator[subprocess.Popen[str]]:
+    """The process that runs tests in forks of itself; it takes a line for each and answers with one."""
+    command = [sys.executable, "-c", DRIVER]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    yield process
+    process.communicate(timeout=60)
+
+
+def killed(
+    driver: subprocess.Popen[str], folder: str, target: str, life: str, *points: str
+) -> None:
     """Every child that dies is followed by two more tries, which show one result; books and output
     agree at the end.
     """
-    command = [sys.executable, "-c", DRIVER, folder, target, life, *points]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=3000)
-    assert done.returncode == 0, done.stderr
-    deaths, tries, watched, books = json.loads(done.stdout)
+    assert driver.stdin is not None and driver.stdout is not None
+    driver.stdin.write(json.dumps([folder, target, life, *points]) + "\n")
+    driver.stdin.flush()
+    said = json.loads(driver.stdout.readline())
+    assert isinstance(said, list), f"ended with {said}; see standard error"
+    deaths, tries, watched, books = said
     charges, states, rows, ids, answers, spent, problems = books
     if points[0].startswith("line."):
         assert deaths == tries - watched
@@ -186,7 +209,12 @@ def killed(folder: str, target: str, life: str, *points: str) -> None:
 )
 @pytest.mark.parametrize("kind", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
 def test_killed_anywhere(
-    tiny: Tiny, request: pytest.FixtureRequest, kind: str, life: str, points: list[str]
+    tiny: Tiny,
+    driver: subprocess.Popen[str],
+    request: pytest.FixtureRequest,
+    kind: str,
+    life: str,
+    points: list[str],
 ) -> None:
     """Named points, SQL statements, and lines of everything between the reservation and the
     published row.
@@ -196,7 +224,7 @@ def test_killed_anywhere(
         if kind == "sqlite"
         else request.getfixturevalue("postgres")()
     )
-    killed(str(tiny.folder), target, life, *points)
+    killed(driver, str(tiny.folder), target, life, *points)
 
 
 FULL = """
