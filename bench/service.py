@@ -119,7 +119,8 @@ def _used_seconds(process: int) -> float:
 async def _ask_all(address: str, token: str, texts: list[str], clients: int) -> list[float]:
     """Seconds until each answer, with so many clients that ask one after the other."""
     waiting, taken = iter(texts), list[float]()
-    limits = httpx.Limits(max_connections=clients)
+    # Shorter than the service keeps one: on a busy machine it would close what is about to be used.
+    limits = httpx.Limits(max_connections=clients, keepalive_expiry=1)
     headers = {"Authorization": f"Bearer {token}"}
     async with httpx.AsyncClient(
         base_url=address, headers=headers, timeout=120, limits=limits

@@ -4,6 +4,7 @@ truth.
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated
 
@@ -11,14 +12,19 @@ import typer
 
 from dpflow.catalogue import find_catalogue
 from dpflow.cli.console import LedgerOption, open_ledger
+from dpflow.engine.releases.copies import copy_settled
 from dpflow.engine.releases.republish import publish_missing
 from dpflow.errors import InvalidInput
+from dpflow.tables.public.copies import is_server
 
 
 def command(
-    database: Annotated[
-        Path | None,
-        typer.Argument(help="The published DuckDB file; the output of dpflow.yml if left out."),
+    place: Annotated[
+        str | None,
+        typer.Argument(
+            help="A DuckDB file, a .parquet file (also s3://bucket/...), or postgresql://HOST/DATABASE; the output of "
+            "dpflow.yml if left out."
+        ),
     ] = None,
     table: Annotated[
         str | None, typer.Option(help="The table in it; releases if nobody says otherwise.")
@@ -30,13 +36,23 @@ def command(
 
     Nothing is charged or drawn: the ledger has the results.
     """
-    if database is None:
+    if place is None:
         catalogue = find_catalogue()
         if catalogue is None or catalogue.output is None:
             raise InvalidInput(
-                "no published file was named; give its path, or write output: {database: FILE} into dpflow.yml"
+                "no place was named; give its path, or write output: {database: FILE} into dpflow.yml"
             )
-        database, table = catalogue.output.database, table or catalogue.output.table
-    table = table or "releases"
-    copied = publish_missing(open_ledger(ledger), database, table, scope)
-    print(f"{copied} settled releases copied to {database}:{table}")
+        place, table = str(catalogue.output.database), table or catalogue.output.table
+    table, book = table or "releases", open_ledger(ledger)
+    shown = f"{place}:{table}"
+    if place.lower().endswith(".parquet"):
+        shown = place
+    elif is_server(place):
+        # A URL may hold a password.
+        shown = f"{table} of {re.sub('//.*@', '//', place)}"
+    if place.lower().endswith(".parquet") or is_server(place):
+        settled = [record for record in book.releases(scope) if record.settled]
+        copied = copy_settled(book, settled, place, table)
+    else:
+        copied = publish_missing(book, Path(place), table, scope)
+    print(f"{copied} settled releases copied to {shown}")

@@ -46,6 +46,8 @@ log = logging.getLogger("dpflow")
 #: When the service stops: for clients to send and take what they began, and then for jobs that run. What was charged
 #: and does not end by then is settled by the next start.
 STOP_SECONDS = 5
+#: Between two looks at what was settled since it was copied.
+COPY_SECONDS = 5
 router = APIRouter()
 
 
@@ -100,6 +102,16 @@ async def watch_leases(
         held = charged
 
 
+async def watch_copies(data: DataService) -> None:
+    """Bring copies of what is published up to what is settled, again and again."""
+    while True:
+        try:
+            await asyncio.to_thread(data.publications.copy_changed)
+        except DpflowError as error:
+            log.warning("nothing is copied now: %s", type(error).__name__)
+        await asyncio.sleep(COPY_SECONDS)
+
+
 def create_app(
     service: Service,
     principals: Principals,
@@ -133,9 +145,12 @@ def create_app(
         # Before the first request: what was charged by a process that died is settled.
         charged = await asyncio.to_thread(data.list_charged)
         await asyncio.to_thread(data.resume_charged, charged)
-        watch = asyncio.create_task(watch_leases(data, service.lease_seconds, charged))
+        watching = [asyncio.create_task(watch_leases(data, service.lease_seconds, charged))]
+        if any(terms.copies for terms in service.published.values()):
+            watching.append(asyncio.create_task(watch_copies(data)))
         yield
-        watch.cancel()
+        for task in watching:
+            task.cancel()
         # In threads: to join theirs here would block the event loop.
         await asyncio.to_thread(jobs.close, STOP_SECONDS)
         await asyncio.to_thread(app.state.batches.close, STOP_SECONDS)

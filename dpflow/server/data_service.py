@@ -30,6 +30,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
 from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_source_fault
+from dpflow.engine.releases.copies import check_place
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
@@ -44,7 +45,7 @@ from dpflow.engine.releases.release_list import (
     identify_all,
     release_list,
 )
-from dpflow.engine.releases.request import ReleaseRequest, parse_request
+from dpflow.engine.releases.request import ReleaseRequest, parse_request, require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import (
     DpflowError,
@@ -106,7 +107,9 @@ _SEALED, _JOB = "service request", "service job"
 
 
 def load_tables(service: Service) -> dict[str, Table]:
-    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise."""
+    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise, and `PlanRefused` for
+    a copy of what is published that would be in a private file.
+    """
     tables = {name: load_table(path) for name, path in service.tables.items()}
     for name, table in tables.items():
         if table.name != name:
@@ -114,6 +117,11 @@ def load_tables(service: Service) -> dict[str, Table]:
                 f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
             )
     check_loads(service, tables)
+    for terms in service.published.values():
+        for place in terms.copies:
+            check_place(place)
+            for table in tables.values():
+                require_public(Path(place), table, "copies")
     return tables
 
 

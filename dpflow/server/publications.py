@@ -1,28 +1,28 @@
 """The door ``read``: settled results by URL, as the ledger has them, for dashboards and spreadsheets.
 
-Nothing is copied: a result is settled once and never changes, so the ids of the releases name the content.
+A result is settled once and never changes, so the ids of the releases name the content. Copies are for who cannot ask by
+URL, and follow what is settled.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import hashlib
 import json
+import logging
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dpflow.core.contract.published_release import PublishedRelease
-from dpflow.core.contract.results import Result
+from dpflow.engine.releases.copies import copy_settled, encode_results, find_latest
 from dpflow.engine.releases.republish import read_settled
-from dpflow.engine.releases.result_table import encode_tables, make_table
-from dpflow.errors import UnknownName
+from dpflow.errors import DpflowError, UnknownName
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.server.jobs import Reply
 from dpflow.server.principals import Caller
 from dpflow.server.service import Publication
 
+log = logging.getLogger("dpflow")
 FileKind = Literal["csv", "json", "parquet", "arrow"]
 MEDIA_TYPES: Mapping[FileKind, str] = {
     "csv": "text/csv; charset=utf-8",
@@ -54,6 +54,8 @@ class Publications:
     def __init__(self, terms: Mapping[str, Publication], ledger: Ledger) -> None:
         self._terms, self._ledger = terms, ledger
         self._kept: OrderedDict[str, bytes] = OrderedDict()
+        # What each copy has.
+        self._copied: dict[tuple[str, str], list[str]] = {}
         # Ids of settled releases by publication, with the newest entry of the history before they were listed.
         self._settled: dict[str, tuple[tuple[int, str], Sequence[str]]] = {}
 
@@ -109,14 +111,24 @@ class Publications:
             known = self._settled[name] = (newest, ids)
         return known[1]
 
+    def copy_changed(self) -> None:
+        """Bring each copy up to what is settled, where something was settled since the last time. A place that cannot be
+        written is tried again the next time, and the log says so.
+        """
+        for name, terms in self._terms.items():
+            listed = list(self._list_settled(name)) if terms.copies else []
+            for place in terms.copies:
+                if self._copied.get((name, place)) == listed:
+                    continue
+                try:
+                    copy_settled(self._ledger, self._find_settled(name), place, name)
+                    self._copied[name, place] = listed
+                except DpflowError as error:
+                    log.warning("published %r was not copied: %s", name, error)
+
     def _encode(self, settled: list[ReleaseRecord], kind: FileKind, *, latest: bool) -> bytes:
         releases = [read_settled(self._ledger, record) for record in settled]
-        if latest and releases:
-            newest = max(map(_find_moment, releases))
-            releases = [release for release in releases if _find_moment(release) == newest]
-        # A file without results has the columns of one all the same.
-        empty = PublishedRelease("", "", "", "", "0", "0", Result(()))
-        return encode_tables([make_table(release) for release in releases or [empty]], f".{kind}")
+        return encode_results(find_latest(releases) if latest else releases, kind)
 
     def _keep(self, tag: str, content: bytes) -> bytes:
         self._kept[tag] = content
@@ -129,16 +141,6 @@ def _make_tag(name: str, kind: FileKind, settled: Sequence[str], *, latest: bool
     """The name of a file's content: a result is settled once and never changes."""
     about = json.dumps([name, kind, latest, list(settled)])
     return f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
-
-
-def _find_moment(release: PublishedRelease) -> dt.datetime:
-    """When a result is of: the start of its run's interval, or when it was settled."""
-    try:
-        moment = dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19])
-    except ValueError:
-        assert release.released_at is not None
-        moment = release.released_at
-    return moment.astimezone(dt.UTC) if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
 
 
 def _is_known(tag: str, known: str) -> bool:

@@ -189,12 +189,15 @@ class Publication(Strict):
     Attributes:
         release: its name.
         scope: the budget that paid.
+        copies: where they are copied to as well, by the publication's name: ``.parquet`` and ``.duckdb`` files,
+            ``s3://BUCKET/NAME.parquet``, ``postgresql://HOST/DATABASE``.
     """
 
     example = "{release: by-city, scope: visits/ann}"
 
     release: Annotated[str, Field(min_length=1, max_length=200)]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
+    copies: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
 
 class Service(Strict):
@@ -314,6 +317,17 @@ def load_service(path: Path) -> Service:
                     }
                 )
                 for name, gate in service.gates.items()
+            },
+            "published": {
+                name: terms.model_copy(
+                    update={
+                        "copies": tuple(
+                            place if "://" in place else str(folder / place)
+                            for place in terms.copies
+                        )
+                    }
+                )
+                for name, terms in service.published.items()
             },
             "issuers": {
                 name: issuer

@@ -181,6 +181,7 @@ def test_publish_repairs_an_output_file(tiny: Tiny) -> None:
     (tiny.folder / "out.duckdb").unlink()
     assert "1 settled releases copied" in dpflow(tiny, "publish", "out.duckdb").stdout
     assert "0 settled releases copied" in dpflow(tiny, "publish", "out.duckdb").stdout
+    assert "copied to out.parquet" in dpflow(tiny, "publish", "out.parquet").stdout
 
 
 def test_results_are_written_with_named_columns(tiny: Tiny) -> None:

@@ -4,6 +4,7 @@ or paid twice, and sums are exact.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -58,13 +59,9 @@ def keep_alive(world: ServiceWorld, faults: list[str]) -> Iterator[list[Server]]
             while servers[-1].process.poll() is None:
                 if is_over.wait(0.1):
                     return
-            # One that dies of what it takes up is started again.
-            while True:
-                try:
-                    servers.append(Server(world.file, fault, servers[0].port))
-                    break
-                except TimeoutError:
-                    fault = ""
+            # One that died before it was seen to be ready is followed by the next.
+            with contextlib.suppress(TimeoutError):
+                servers.append(Server(world.file, fault, servers[0].port))
 
     watcher = threading.Thread(target=watch, daemon=True)
     watcher.start()

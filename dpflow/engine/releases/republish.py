@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from dpflow.core.contract.results import Result
@@ -15,12 +16,21 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
 
     Charges and draws nothing.
     """
+    return publish_settled(
+        ledger, [r for r in ledger.releases(scope) if r.settled], database, table
+    )
+
+
+def publish_settled(
+    ledger: Ledger, settled: Sequence[ReleaseRecord], database: Path, table: str
+) -> int:
+    """As `publish_missing`, of these releases."""
     # One look at the table for all releases, not one for each.
     present = published_ids(database, table)
-    settled = [r for r in ledger.releases(scope) if r.settled and r.release_id not in present]
-    for stored in settled:
+    missing = [record for record in settled if record.release_id not in present]
+    for stored in missing:
         publish(database, table, read_settled(ledger, stored))
-    return len(settled)
+    return len(missing)
 
 
 def read_settled(ledger: Ledger, stored: ReleaseRecord) -> PublishedRelease:

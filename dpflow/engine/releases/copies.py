@@ -1,0 +1,100 @@
+"""Settled results copied to where clients read them: a DuckDB file, a Parquet file here or in a store, or a table of
+PostgreSQL. The ledger is the truth, and a copy is brought up to it in one step.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dpflow.core.contract.published_release import PublishedRelease
+from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS, utc_time
+from dpflow.core.contract.results import Result
+from dpflow.engine.releases.republish import publish_settled, read_settled
+from dpflow.engine.releases.result_table import encode_tables, make_table
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.tables.public.copies import MOMENT, add_rows, is_server, replace_file
+
+#: Columns of a table of PostgreSQL: amounts of privacy are exact texts, as in files.
+_KINDS = {name: FIELD_KINDS.get(name, "VARCHAR") for name in FIELDS}
+_KINDS |= {"epsilon": "VARCHAR", "delta": "VARCHAR", MOMENT: "TIMESTAMP"}
+#: A file without results has the columns of one all the same.
+_EMPTY = PublishedRelease("", "", "", "", "0", "0", Result(()))
+
+
+def check_place(place: str) -> None:
+    """Raises `InvalidInput` for a place that no copy can be in."""
+    if not is_server(place) and not place.lower().endswith((".parquet", ".duckdb")):
+        shown = re.sub(r"//.*@", "//", place)[:80]
+        raise InvalidInput(
+            f"{shown!r} is no place of a copy; name a .parquet or .duckdb file, s3://BUCKET/NAME.parquet or postgresql://HOST/DATABASE"
+        )
+
+
+def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, table: str) -> int:
+    """Bring a copy up to these settled results.
+
+    Args:
+        place: a ``.duckdb`` or ``.parquet`` file, ``s3://BUCKET/NAME.parquet``, or a URL of PostgreSQL.
+        table: its name in a database. The rows of the latest interval are in ``TABLE_latest``, or beside
+            ``NAME.parquet`` in ``NAME_latest.parquet``; not in a DuckDB file.
+
+    Returns: how many results were added; of a Parquet file, which is written whole, how many it has.
+
+    Raises:
+        InvalidInput: the place is none of these.
+        MissingExtra: what writes there is not installed.
+        NotPublished, TableUnreadable: it cannot be written, and what was there stays.
+    """
+    check_place(place)
+    if is_server(place):
+        records = {record.release_id: record for record in settled}
+
+        def read(release_id: str) -> list[tuple[Any, ...]]:
+            release = read_settled(ledger, records[release_id])
+            columns = make_table(release).columns()
+            start = _find_interval(release)
+            values = [columns[name] for name in FIELDS]
+            return [(*row, start) for row in zip(*values, strict=True)]
+
+        return add_rows(place, table, _KINDS, list(records), read)
+    if place.lower().endswith(".duckdb"):
+        return publish_settled(ledger, settled, Path(place), table)
+    releases = [read_settled(ledger, record) for record in settled]
+    # First the latest: who reads both finds each of its rows in the other sooner or later.
+    stem = place[: -len(".parquet")]
+    replace_file(f"{stem}_latest.parquet", encode_results(find_latest(releases), "parquet"))
+    replace_file(place, encode_results(releases, "parquet"))
+    return len(releases)
+
+
+def encode_results(releases: Sequence[PublishedRelease], kind: str) -> bytes:
+    """Results as the content of one file: csv, json, parquet or arrow."""
+    return encode_tables([make_table(release) for release in releases or [_EMPTY]], f".{kind}")
+
+
+def find_latest(releases: Sequence[PublishedRelease]) -> list[PublishedRelease]:
+    """The results of the latest interval, or the one settled last where runs have none."""
+    if not releases:
+        return []
+    newest = max(map(_find_moment, releases))
+    return [release for release in releases if _find_moment(release) == newest]
+
+
+def _find_moment(release: PublishedRelease) -> dt.datetime:
+    """When a result is of: the start of its run's interval, or when it was settled; in UTC and without a zone."""
+    moment = _find_interval(release) or utc_time(release.released_at)
+    assert moment is not None
+    return moment
+
+
+def _find_interval(release: PublishedRelease) -> dt.datetime | None:
+    """The start of the interval that a run's name ends with; None for a run of none."""
+    try:
+        return dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19]).replace(tzinfo=None)
+    except ValueError:
+        return None

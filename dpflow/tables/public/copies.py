@@ -1,0 +1,138 @@
+"""Copies of published results for clients that read no DuckDB file: a file, here or in an S3-compatible store, and a table
+of PostgreSQL.
+
+Each is changed in one step. A reader sees what was there or what is there now, and one that stays connected holds nothing
+up: files are put in the place of others, and of a table only rows are added, in one transaction.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dpflow.error_boundary import contain_errors
+from dpflow.errors import DpflowError, NotPublished
+from dpflow.extras import require_extra
+from dpflow.tables.access.object_stores import ObjectStore, is_object
+
+_SERVER = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://", re.IGNORECASE)
+_TYPES = {"DOUBLE": "double precision", "VARCHAR": "text"}
+#: When a row's interval begins, beside the columns of a result.
+MOMENT = "interval_start"
+
+
+def is_server(place: str) -> bool:
+    """Whether a place is a URL of PostgreSQL."""
+    return _SERVER.match(place) is not None
+
+
+def replace_file(place: str, content: bytes) -> None:
+    """Put a file in the place of what is there: written beside it and renamed, or an object of a store, which appears
+    whole.
+
+    Args:
+        place: a path, or ``s3://bucket/...`` with the login in the environment.
+
+    Raises:
+        InvalidInput: a login in a URL.
+        MissingExtra: the store's package is not installed.
+        NotPublished: it cannot be written; what was there stays.
+    """
+
+    def describe_error(error: Exception) -> DpflowError:
+        # A store's own text may quote the request.
+        return NotPublished(
+            f"{place} could not be written ({type(error).__name__}); what was there stays, so try again"
+        )
+
+    if is_object(place):
+        store = ObjectStore.open([place])
+        contain_errors(lambda: store.files.pipe_file(place, content), describe_error)
+    else:
+        contain_errors(lambda: _replace_here(Path(place), content), describe_error)
+
+
+def _replace_here(file: Path, content: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    part = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
+    try:
+        with part.open("xb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def add_rows(
+    url: str,
+    table: str,
+    kinds: Mapping[str, str],
+    ids: Sequence[str],
+    read: Callable[[str], Sequence[Sequence[Any]]],
+) -> int:
+    """Add the rows of those releases that a table of PostgreSQL lacks, and make table and view if they are missing: the
+    view ``TABLE_latest`` has the rows whose `MOMENT`, or else ``released_at``, is the last one.
+
+    Args:
+        url: as libpq takes it; a password may be where libpq looks for one.
+        kinds: columns with their types, as DuckDB names them; ``release_id`` is one of them.
+        ids: of releases.
+        read: the rows of one, with a value for each column.
+
+    Returns: how many releases were added.
+
+    Raises:
+        MissingExtra: psycopg is not installed.
+        NotPublished: the server cannot be reached, or refuses; nothing was changed.
+    """
+    with require_extra("postgres", "a copy in PostgreSQL"):
+        import psycopg
+        from psycopg import sql
+
+    place = re.sub(r"^(\w+)(?:\+psycopg)?://(?:.*@)?", r"\1://", url).partition("?")[0]
+
+    def describe_error(error: Exception) -> DpflowError:
+        return NotPublished(
+            f"table {table!r} of {place} could not be written ({type(error).__name__}); what was there stays. Check that "
+            "this login may write it, that no other table has its name, and try again"
+        )
+
+    name, latest = sql.Identifier(table), sql.Identifier(f"{table}_latest")
+    columns = [
+        sql.SQL("{} {}").format(sql.Identifier(column), sql.SQL(_TYPES.get(kind, kind)))
+        for column, kind in kinds.items()
+    ]
+
+    def add() -> int:
+        with psycopg.connect(re.sub(r"^(\w+)\+psycopg://", r"\1://", url)) as connection:
+            # Of two that copy at once, the second finds what the first has added.
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpflow ' || %s))", [table])
+            if connection.execute("SELECT to_regclass(%s)", [f'"{table}"']).fetchone() == (None,):
+                connection.execute(
+                    sql.SQL("CREATE TABLE {} ({})").format(name, sql.SQL(", ").join(columns))
+                )
+                moment = sql.SQL(f"coalesce({MOMENT}, released_at)")
+                connection.execute(
+                    sql.SQL(
+                        "CREATE VIEW {} AS SELECT * FROM {} WHERE {} = (SELECT max({}) FROM {})"
+                    ).format(latest, name, moment, moment, name)
+                )
+            query = sql.SQL("SELECT DISTINCT release_id FROM {}").format(name)
+            present = {row[0] for row in connection.execute(query)}
+            missing = [release_id for release_id in ids if release_id not in present]
+            fields = sql.SQL(", ").join(map(sql.Identifier, kinds))
+            copy = sql.SQL("COPY {} ({}) FROM STDIN").format(name, fields)
+            if missing:
+                with connection.cursor().copy(copy) as target:
+                    for release_id in missing:
+                        for row in read(release_id):
+                            target.write_row(row)
+            return len(missing)
+
+    return contain_errors(add, describe_error)

@@ -1,0 +1,196 @@
+"""Copies of settled results: the same rows in each place, changed in one step, and readers hold none of them up."""
+
+from __future__ import annotations
+
+import io
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import psycopg
+import pyarrow.parquet
+import pytest
+import yaml
+from service_world import RELEASE, TOKENS, ServiceWorld, asker, settle, task
+
+from dpflow.engine.releases.copies import check_place, copy_settled
+from dpflow.errors import InvalidInput, NotPublished, PlanRefused
+from dpflow.ledger import ReleaseRecord
+from dpflow.server import app as server_app
+from dpflow.server.data_service import load_tables
+from dpflow.server.service import load_service
+from dpflow.tables.public import copies
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> ServiceWorld:
+    """Two days were released, the later one first."""
+    world = ServiceWorld(tmp_path_factory.mktemp("copies"))
+    with world.test_client("ann") as ann:
+        for day in (2, 1):
+            body = task(day=day) | {"releases": [RELEASE]}
+            assert settle(ann, "tasks/release", body).status_code == 200
+    return world
+
+
+@pytest.fixture
+def settled(world: ServiceWorld) -> list[ReleaseRecord]:
+    return [one for one in world.ledger.releases("visits/ann") if one.settled]
+
+
+@pytest.fixture
+def url(postgres: Callable[[], str]) -> str:
+    return postgres().replace(":@", "@").replace("+psycopg", "")
+
+
+def read_server(url: str, table: str) -> list[Any]:
+    with psycopg.connect(url) as connection:
+        return connection.execute(f"SELECT run, value, epsilon, interval_start FROM {table} ORDER BY 1, 2").fetchall()  # type: ignore[call-overload,no-any-return]  # fmt: skip
+
+
+def read_parquet(place: str) -> list[Any]:
+    with fsspec.open(place) as file:
+        table = pyarrow.parquet.read_table(io.BytesIO(file.read()))
+    return sorted(zip(table["run"].to_pylist(), table["value"].to_pylist(), strict=True))
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://copies/"])
+def test_a_file_is_replaced_whole(
+    world: ServiceWorld, settled: list[ReleaseRecord], tmp_path: Path, scheme: str
+) -> None:
+    """Here and in a store; one that is open goes on with what it was."""
+    place = f"{scheme or tmp_path}/daily.parquet"
+    assert copy_settled(world.ledger, settled[:1], place, "daily") == 1
+    if scheme:
+        assert copy_settled(world.ledger, settled, place, "daily") == 2
+    else:
+        with Path(place).open("rb") as reader:
+            assert copy_settled(world.ledger, settled, place, "daily") == 2
+            assert pyarrow.parquet.read_table(reader).num_rows == 3
+        assert {file.name for file in tmp_path.iterdir()} == {
+            "daily.parquet",
+            "daily_latest.parquet",
+        }
+    rows = read_parquet(place)
+    latest = read_parquet(f"{scheme or tmp_path}/daily_latest.parquet")
+    assert len(rows) == 6 and latest == rows[3:] and "2026-01-02" in latest[0][0]
+
+
+def test_a_table_of_a_server_gets_what_it_lacks(
+    world: ServiceWorld, settled: list[ReleaseRecord], url: str, tmp_path: Path
+) -> None:
+    """The same rows as a file; a reader in the middle of a transaction is no obstacle, and sees its own state."""
+    assert copy_settled(world.ledger, settled[:1], url, "daily") == 1
+    with psycopg.connect(url) as reader:
+        assert reader.execute("SELECT count(*) FROM daily").fetchone() == (3,)
+        reader.execute("LOCK TABLE daily IN ACCESS SHARE MODE")
+        done = threading.Event()
+        copy = threading.Thread(
+            target=lambda: (copy_settled(world.ledger, settled, url, "daily"), done.set())
+        )
+        copy.start()
+        assert done.wait(60)
+        copy.join()
+    assert copy_settled(world.ledger, settled, url, "daily") == 0
+    rows = read_server(url, "daily")
+    assert {row[2] for row in rows} == {"0.5"} and len(rows) == 6
+    assert read_server(url, "daily_latest") == rows[3:]
+    copy_settled(world.ledger, settled, str(tmp_path / "daily.parquet"), "daily")
+    assert [row[:2] for row in rows] == read_parquet(str(tmp_path / "daily.parquet"))
+
+
+def test_what_fails_changes_nothing(
+    world: ServiceWorld,
+    settled: list[ReleaseRecord],
+    url: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """In the middle of a table, of a file, without a server, and where a table is somebody else's."""
+    place = str(tmp_path / "daily.parquet")
+    copy_settled(world.ledger, settled[:1], place, "daily")
+    before = Path(place).read_bytes()
+
+    def fail(descriptor: int) -> None:
+        raise OSError("no space")
+
+    monkeypatch.setattr(copies.os, "fsync", fail)
+    with pytest.raises(NotPublished, match="what was there stays"):
+        copy_settled(world.ledger, settled, place, "daily")
+    assert Path(place).read_bytes() == before and len(list(tmp_path.iterdir())) == 2
+    monkeypatch.undo()
+
+    def break_off(release_id: str) -> list[Any]:
+        if release_id == settled[1].release_id:
+            raise ValueError("in the middle")
+        return []
+
+    ids = [one.release_id for one in settled]
+    kinds = {"release_id": "VARCHAR"} | dict.fromkeys(("released_at", copies.MOMENT), "TIMESTAMP")
+    with pytest.raises(NotPublished):
+        copies.add_rows(url, "broken", kinds, ids, break_off)
+    with psycopg.connect(url) as connection:
+        assert connection.execute("SELECT to_regclass('broken')").fetchone() == (None,)
+        connection.execute("CREATE TABLE theirs (x integer)")
+    secret = "postgresql://me:pa55word@127.0.0.1:9/nowhere?connect_timeout=1"
+    for place, table in ((url, "theirs"), (secret, "daily")):
+        with pytest.raises(NotPublished) as raised:
+            copy_settled(world.ledger, settled, place, table)
+        assert "pa55word" not in str(raised.value)
+
+
+@pytest.mark.parametrize("place", ["x.csv", "http://me:pa55word@host/x.parquets", ""])
+def test_other_places_are_refused(place: str) -> None:
+    with pytest.raises(InvalidInput, match="no place of a copy") as raised:
+        check_place(place)
+    assert "pa55word" not in str(raised.value)
+
+
+def test_a_service_copies_what_it_publishes(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each time something was settled, and to the other places while one cannot be written."""
+    monkeypatch.setattr(server_app, "COPY_SECONDS", 0.05)
+    away = "postgresql://me@127.0.0.1:9/nowhere?connect_timeout=1"
+    terms = {
+        "release": "daily",
+        "scope": "visits/ann",
+        "copies": [away, "copies/daily.parquet", "out.duckdb", url],
+    }
+    world = ServiceWorld(
+        tmp_path,
+        published={"daily": terms},
+        principals={"ann": asker("ann"), "bob": {"token_sha256": TOKENS["bob"][1], "role": "auditor"}},
+    )  # fmt: skip
+
+    def count() -> int:
+        try:
+            return len(read_server(url, "daily"))
+        except psycopg.errors.UndefinedTable:
+            return 0
+
+    with world.test_client("ann") as ann:
+        for revision in (1, 2):
+            assert settle(ann, "release", RELEASE | {"revision": revision}).status_code == 200
+            waited = threading.Event()
+            for _ in range(600):
+                if count() == 3 * revision:
+                    break
+                waited.wait(0.1)
+            assert count() == 3 * revision
+    assert len(read_parquet(str(tmp_path / "copies" / "daily.parquet"))) == 6
+    assert (tmp_path / "out.duckdb").exists()
+
+
+def test_no_copy_is_in_a_private_file(tmp_path: Path) -> None:
+    terms = {"release": "daily", "scope": "visits/ann", "copies": ["visits.duckdb"]}
+    world = ServiceWorld(tmp_path, published={"daily": terms})
+    with pytest.raises(PlanRefused, match="copies are public"):
+        load_tables(load_service(world.file))
+    service = yaml.safe_load(world.file.read_text())
+    service["published"]["daily"]["copies"] = ["daily.txt"]
+    world.file.write_text(yaml.safe_dump(service))
+    with pytest.raises(InvalidInput, match="no place of a copy"):
+        load_tables(load_service(world.file))
