@@ -10,16 +10,12 @@ import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import sqlalchemy as sa
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger.audit import export, migrations, recheck, recovery, verify
-from dpflow.ledger.audit.audit_page import AuditPage
-from dpflow.ledger.audit.failures import FailureReport, read_failures
-from dpflow.ledger.audit.forward import ForwardCheck
-from dpflow.ledger.audit.statement import Group, Statement, StatementReader
+from dpflow.ledger.audit import recheck
 from dpflow.ledger.audit.witness import Witnessed, add_checkpoint, open_place
 from dpflow.ledger.books import charges, releases, sessions
 from dpflow.ledger.books.records import (
@@ -42,6 +38,12 @@ from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
+# Who only spends imports none of these modules.
+if TYPE_CHECKING:
+    from dpflow.ledger.audit import recovery
+    from dpflow.ledger.audit.failures import FailureReport
+    from dpflow.ledger.audit.statement import Group, Statement
+
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
@@ -63,6 +65,8 @@ class AuditedLedger(SealedDatabase):
         here alone. Rows may have decided it, so it needs the owner's signing key, ``sign`` in the anchor.
         Reads every result. Raises `LedgerCorrupt` without that key.
         """
+        from dpflow.ledger.audit.failures import read_failures
+
         with self._database.begin_reading() as transaction:
             return read_failures(transaction, self._cipher)
 
@@ -152,6 +156,8 @@ class AuditedLedger(SealedDatabase):
         checked = self.verify()
         if not checked.ok:
             raise LedgerCorrupt(f"nothing is stated that does not verify: {checked.problems[0]}")
+        from dpflow.ledger.audit.statement import StatementReader
+
         reader = StatementReader(scope, since, until, by)
         reader.add_entries(itertools.islice(self.stream_history(), checked.entries))
         return reader.make_statement()
@@ -194,6 +200,8 @@ class AuditedLedger(SealedDatabase):
         if problems:
             raise LedgerCorrupt(f"nothing is reported that does not verify: {problems[0]}")
         answers = [(point, signer, trace.explain(point)) for point, signer in points]
+        from dpflow.ledger.audit.audit_page import AuditPage
+
         page = AuditPage(scope, since, until, answers, after)
         # What was written since was not verified.
         page.add_entries(itertools.islice(self.stream_history(), expected.entries))
@@ -265,6 +273,9 @@ class AuditedLedger(SealedDatabase):
         Args:
             new_only: start at the earliest of the checkpoints, if it can be.
         """
+        from dpflow.ledger.audit import recovery, verify
+        from dpflow.ledger.audit.forward import ForwardCheck
+
         start = min((point for point, _ in points), key=lambda p: p.size) if new_only else None
         forward = None if start is None else ForwardCheck(transaction, self._anchor, start)
         if forward is None or forward.is_whole or start is None:
@@ -291,6 +302,8 @@ class AuditedLedger(SealedDatabase):
 
     def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
         """A checkpoint and whose trusted key signed it."""
+        from dpflow.ledger.audit import recovery
+
         own = []
         with contextlib.suppress(LedgerCorrupt):  # who only spends may have no key to sign
             own = [recovery.make_signer(self._anchor).public_text]
@@ -300,6 +313,8 @@ class AuditedLedger(SealedDatabase):
     @property
     def signer(self) -> Signer:
         """The owner's key pair. Raises `LedgerCorrupt` where the anchor has no private half."""
+        from dpflow.ledger.audit import recovery
+
         return recovery.make_signer(self._anchor)
 
     def checkpoint(self, signer: Signer | None = None, *, since: str | None = None) -> str:
@@ -317,6 +332,8 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the ledger does not verify.
         """
         keys = [] if signer is None else [signer.public_text]
+        from dpflow.ledger.audit import recovery
+
         points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
             trace, expected, problems, after = self._verify_within(
@@ -358,6 +375,7 @@ class AuditedLedger(SealedDatabase):
             InvalidInput: the mark is there.
             LedgerCorrupt: the history does not verify.
         """
+
         checked_name("a reason", reason, longest=1000)
         principal = checked_principal(principal)
         with self._database.begin_writing() as transaction:
@@ -410,6 +428,8 @@ class AuditedLedger(SealedDatabase):
                 that less was spent, or states what the rules forbid.
             LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
         """
+        from dpflow.ledger.audit import recovery
+
         checked_name("a reason", reason, longest=1000)
         principal = checked_principal(principal)
         points = [] if checkpoint is None else [self._open_checkpoint(checkpoint, keys)]
@@ -450,6 +470,8 @@ class AuditedLedger(SealedDatabase):
 
     def export(self, stream: TextIO) -> int:
         """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
+        from dpflow.ledger.audit import export
+
         with self._database.begin_reading() as transaction:
             return export.write_export(transaction, stream, self._cipher)
 
@@ -465,6 +487,8 @@ class AuditedLedger(SealedDatabase):
             LedgerCorrupt: the export does not verify under this anchor, or ends before its
             high-water mark.
         """
+        from dpflow.ledger.audit import export
+
         principal = checked_principal(principal)
         exported = export.ExportFile(stream, self._anchor.ledger_id)
         with self._begin_writing() as writer:
@@ -504,6 +528,8 @@ class AuditedLedger(SealedDatabase):
         return cls(target, anchor=anchor).verify()
 
     def _upgrade_tables(self, version: str, principal: str) -> None:
+        from dpflow.ledger.audit import migrations
+
         fingerprint = self._meta_values()["anchor"]
         with self._begin_writing() as writer:
             transaction = writer.transaction
