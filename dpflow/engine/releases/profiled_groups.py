@@ -100,9 +100,12 @@ class _ProfiledGroups:
             found = (self._find_period(one, inner) for one in reversed(deciding))
             last = next((one for one in found if one is not None), None)
             return None if last is None else [Marginal(last, 0, largest)]
-        further = int(takes_null(node))
-        histograms = [self._find_deciding(name, node) for name in names]
-        marginals = [Marginal(one, further) for one in histograms if one is not None]
+        histograms = [(name, self._find_deciding(name, node)) for name in names]
+        marginals = [
+            Marginal(one, int(takes_null(node, name)))
+            for name, one in histograms
+            if one is not None
+        ]
         return marginals if len(marginals) == len(names) else None
 
     def _parse(self, text: str | None) -> Node | None:

@@ -18,8 +18,9 @@ from dpflow.tables.language.nodes import DATE_UNITS, PART_RANGES, TIME_UNITS, No
 _PART_PERIODS = {"year": "year", "quarter": "quarter", "month": "month"}
 #: Parts of a date or time that its day decides.
 _DAY_PARTS = {*PART_RANGES} - {*TIME_UNITS}
-#: What may have a key where its column has none.
-_TAKE_NULL = {"CASE", "IS NULL", "AND", "OR", "coalesce", "least", "greatest"}
+#: What has no value only where none of its operands has one. All else but CASE and IS NULL has none where one
+#: operand has none.
+_CHOOSE_VALUES = {"AND", "OR", "coalesce", "least", "greatest"}
 
 Limits = tuple[Limit | None, Limit | None]
 
@@ -74,18 +75,42 @@ def _limit_node(table: Table, node: Node, nodes: Mapping[str, Node]) -> Limits:
     if not names or _exceeds_days(table, node, names):
         return None, None
     # A group may hold all combinations of the columns' groups, and one of rows without a value.
-    limits = [_limit_function(table, name, takes_null=takes_null(node)) for name in names]
+    limits = [_limit_function(table, name, takes_null=takes_null(node, name)) for name in names]
     groups = _multiply([of_groups for of_groups, _ in limits])
     rows = None
-    if len(names) == 1 and not takes_null(node):
+    if len(names) == 1 and not takes_null(node, names[0]):
         rows = limits[0][1]
     return groups, rows
 
 
-def takes_null(node: Node) -> bool:
-    """Whether an expression may have a value where a column of it has none."""
-    inner = (arg for arg in node.args if isinstance(arg, Node))
-    return node.op in _TAKE_NULL or any(map(takes_null, inner))
+def takes_null(node: Node, name: str) -> bool:
+    """Whether an expression may have a value where a column of it has none, such as a CASE with ELSE."""
+    return not _is_null(node, name)
+
+
+def _is_null(node: Node, name: str) -> bool:
+    """Whether an expression surely has no value where this column has none."""
+    if node.op == "column":
+        return ".".join(node.args[0]) == name
+    operands = [arg for arg in node.args if isinstance(arg, Node)]
+    are_null = [_is_null(one, name) for one in operands]
+    if node.op == "CASE":
+        # Pairs of a condition and a value; without ELSE the default is NULL.
+        pairs = len(operands) // 2
+        values, conditions = are_null[1 : 2 * pairs : 2], operands[: 2 * pairs : 2]
+        none_holds = not any(_may_hold(one, name) for one in conditions)
+        return (none_holds or all(values)) and all(are_null[2 * pairs :])
+    if node.op in _CHOOSE_VALUES:
+        return bool(operands) and all(are_null)
+    return node.op != "IS NULL" and any(are_null)
+
+
+def _may_hold(condition: Node, name: str) -> bool:
+    """Whether a condition may be true where this column has no value."""
+    parts = [_may_hold(arg, name) for arg in condition.args if isinstance(arg, Node)]
+    if condition.op in ("AND", "OR"):
+        return all(parts) if condition.op == "AND" else any(parts)
+    return not _is_null(condition, name)
 
 
 def _exceeds_days(table: Table, node: Node, names: Sequence[str]) -> bool:

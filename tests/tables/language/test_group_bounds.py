@@ -17,6 +17,8 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.tables import declare_groups
+from dpflow.tables.language.group_bounds import takes_null
+from dpflow.tables.language.grouping import parse_row_expression
 
 #: Groupings of a date, a key and a number, as DuckDB takes them too.
 GROUPINGS = (
@@ -24,6 +26,8 @@ GROUPINGS = (
     *("day", "year(day)", "month(day)", "quarter(day)", "dayofweek(day)", "day(day)", "city"),
     "CASE WHEN day > '2020-03-01' THEN 'late' ELSE 'early' END",
     "CASE WHEN x > 4 AND city = 'a' THEN 'one' ELSE 'other' END",
+    "CASE WHEN city = 'a' THEN 'one' END",
+    "CASE WHEN city = 'a' THEN x WHEN x > 2 THEN 7 END",
     "x > 3",
     "coalesce(x, 99)",
     "x IS NULL",
@@ -202,3 +206,34 @@ def test_counts_of_rows_cost_nothing_more_for_undeclared_groups() -> None:
         ]
         moves = [one.sensitivity(request).rows for request in requests]
         assert moves[0] == moves[1]
+
+
+@pytest.mark.parametrize(
+    ("text", "of_city", "of_x"),
+    [
+        ("CASE WHEN city = 'a' THEN 'one' END", False, False),
+        ("CASE WHEN city = 'a' THEN 'one' ELSE 'other' END", True, False),
+        ("CASE WHEN city = 'a' THEN x ELSE x END", True, False),
+        ("CASE WHEN city IS NULL THEN 'none' END", True, False),
+        ("CASE WHEN city = 'a' OR x > 1 THEN 'one' END", True, True),
+        ("CASE WHEN city = 'a' AND x > 1 THEN 'one' ELSE city END", False, True),
+        ("CASE WHEN city = 'a' THEN 'one' ELSE city END", False, False),
+        ("coalesce(x, 3) > 2", False, True),
+        ("lower(city)", False, False),
+    ],
+)
+def test_rows_without_a_value_have_a_group_where_duckdb_says_so(
+    text: str, of_city: bool, of_x: bool
+) -> None:
+    """With the column missing, and for the other one any value or none."""
+    table = declare({"city": {}, "x": {"lower": 0, "upper": 9}})
+    node = parse_row_expression(text, table)
+    for name, expected in (("city", of_city), ("x", of_x)):
+        if name not in node.column_names():
+            continue
+        cities = ["NULL"] if name == "city" else ["NULL", "'a'", "'b'"]
+        numbers = ["NULL"] if name == "x" else ["NULL", "0", "5"]
+        rows = ", ".join(f"({c}::VARCHAR, {x}::INTEGER)" for c in cities for x in numbers)
+        found = duckdb.sql(f"SELECT count({text}) > 0 FROM (VALUES {rows}) t(city, x)").fetchall()
+        assert found == [(expected,)]
+        assert takes_null(node, name) == expected
