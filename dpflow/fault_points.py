@@ -22,6 +22,7 @@ from typing import Any, Final
 POINTS = (
     "reserve.before-commit",
     "reserve.after-commit",
+    "histogram.after",
     "aggregate.after",
     "draw.after",
     "settle.before-commit",

@@ -21,6 +21,7 @@ import dpflow
 from dpflow.core.contract.declaration import Table
 from dpflow.demo.data import extract_flights
 from dpflow.engine.releases.choose_bounds import profile_name
+from dpflow.engine.releases.own_histogram import DOCUMENT as OWN_HISTOGRAM
 from dpflow.ledger import Ledger
 from experiments.report import Experiment, Found, bound
 
@@ -224,8 +225,10 @@ class Setting:
         for kind in ("rows", "mean"):
             yield Question((), kind, measures[kind], "1 = 1")
 
-    def ask(self, question: Question, epsilon: str) -> tuple[Any, Bounds]:
-        """The answer as a frame with its intervals, and the bounds that it was drawn with."""
+    def ask(self, question: Question, epsilon: str) -> tuple[Any, Bounds, float]:
+        """The answer as a frame with its intervals, the bounds that it was drawn with, and the epsilon of its numbers:
+        less than the question's where a histogram of its own took a share.
+        """
         text = question.write(f"{question.measure} AS n").format(table=self.events.name)
         # A new draw each time: no stored release answers.
         self.revision += 1
@@ -233,11 +236,17 @@ class Setting:
         options |= {"ledger": self.ledgers[epsilon], "scope": self.events.name}
         answer = dpflow.sql(text, **options)
         (origin,) = answer.origins
-        chosen = self.ledgers[epsilon].release(origin.release_id).request.get("chosen_bounds")
+        record = self.ledgers[epsilon].release(origin.release_id)
+        chosen, paid = record.request.get("chosen_bounds"), float(epsilon)
+        if (own := record.request.get(OWN_HISTOGRAM)) is not None:
+            assert record.result is not None
+            groups = record.result["document"][OWN_HISTOGRAM]["groups"]
+            chosen = {"groups": groups, "rows_per_group": 1, "rows": groups}
+            paid -= float(own["epsilon"])
         bounds = self.declared_bounds(question)
         if chosen is not None:
             bounds = chosen["groups"], chosen["rows_per_group"], chosen["rows"]
-        return question.index(answer.to_pandas(intervals=True)), bounds
+        return question.index(answer.to_pandas(intervals=True)), bounds, paid
 
     def read_exactly(self, question: Question) -> tuple[Any, Cells]:
         """The answer without noise, and what units have in each group: known in this experiment only."""
@@ -394,8 +403,8 @@ def measure(settings: list[Setting]) -> dict[str, Tally]:
                     "declared": cells.find_error(declared, float(epsilon), noise),
                     "quantile": cells.quantile_error(float(epsilon), noise),
                 }
-                frame, bounds = setting.ask(question, epsilon)
-                errors["chosen"] = cells.find_error(bounds, float(epsilon), noise)
+                frame, bounds, paid = setting.ask(question, epsilon)
+                errors["chosen"] = cells.find_error(bounds, paid, noise)
                 tally.add(question.kind, frame, truth, errors)
     return tallies
 

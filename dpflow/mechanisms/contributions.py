@@ -30,8 +30,6 @@ import re
 from collections.abc import Mapping
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.accounting.events import DiscreteLaplace, Event
@@ -47,6 +45,7 @@ from dpflow.core.toolbox.contribution_profile import (
     MAX_RESOLUTION,
     ContributionProfile,
     SizeHistogram,
+    count_bins,
     size_bins,
 )
 from dpflow.core.toolbox.noise import Noise, gaussian_noise, laplace_noise, rho_for
@@ -159,7 +158,7 @@ class Contributions(Mechanism[ContributionsParams]):
         rows: list[Row] = []
         bins = self._histograms(params, table)
         for (name, starts), sizes in zip(bins.items(), (answer.rows, *answer.groups), strict=True):
-            counts = noise.add_noise(_count_bins(starts, *sizes), source).tolist()
+            counts = noise.add_noise(count_bins(starts, *sizes), source).tolist()
             histograms[_write_grouping(name, table)] = SizeHistogram(starts, tuple(counts), noise)
             labels = _label_bins(starts, "rows" if name == "" else "groups")
             rows += [Row(name, label, n, half_width) for label, n in zip(labels, counts)]
@@ -213,16 +212,6 @@ def _most_groups(table: Table, name: str) -> int:
         days = of.upper - of.lower
         return min(MAX_GROUP_BIN, int(days // PERIODS[period[1]]) + 2)
     return MAX_GROUP_BIN
-
-
-def _count_bins(
-    starts: tuple[int, ...], sizes: NDArray[np.int64], units: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    counts = np.zeros(len(starts), np.int64)
-    places = np.searchsorted(np.array(starts, np.int64), sizes, side="right") - 1
-    # A unit without rows or groups is in no bin.
-    np.add.at(counts, places[places >= 0], units[places >= 0])
-    return counts
 
 
 def _label_bins(starts: tuple[int, ...], noun: str) -> list[str]:

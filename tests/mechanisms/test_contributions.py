@@ -20,6 +20,7 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.contribution_profile import (
     ContributionProfile,
     SizeHistogram,
+    count_bins,
     size_bins,
 )
 from dpflow.core.toolbox.noise import laplace_noise
@@ -89,7 +90,7 @@ def test_one_unit_moves_the_counts_by_what_the_noise_is_made_for(
     def count(*of: Any) -> np.ndarray:
         answer = reference_answer(UnitSizes(groupings), of)
         lists = (answer.rows, *answer.groups)
-        bins = [contributions._count_bins(s, *one) for s, one in zip(starts.values(), lists)]
+        bins = [count_bins(s, *one) for s, one in zip(starts.values(), lists)]
         return np.concatenate(bins)
 
     l1 = l2 = 0
@@ -136,7 +137,7 @@ def test_limits_hold_as_often_as_they_say() -> None:
     noise = laplace_noise(Sensitivity(4, 4), Fraction(1))
     sizes = [1] * 500 + [3] * 200 + [7] * 80 + [40] * 9
     starts, source = size_bins(64), SystemSource()
-    exact = contributions._count_bins(starts, *make_sizes(sizes).rows)
+    exact = count_bins(starts, *make_sizes(sizes).rows)
     for bound in (1, 2, 6, 9, 40, 64):
         true, held, slack = sum(size > bound for size in sizes), 0, []
         for _ in range(200):

@@ -53,8 +53,9 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.engine.planning.precheck import find_source_fault
-from dpflow.engine.releases.choose_bounds import BoundsChooser
+from dpflow.engine.releases.choose_bounds import BoundsChooser, follow_record, may_choose
 from dpflow.engine.releases.execute import release_all
+from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import require_public
@@ -108,7 +109,7 @@ def plan_sql(
     keys = KeyReader()
     refusal: Refusal | None = None
     try:
-        chooser = BoundsChooser(ledger)
+        chooser = BoundsChooser(ledger, takes_histograms=settings.target is None)
         read = source, settings, find_table, find_public, parameters, registry, chooser
         written, query, planned = _read_query(*read)
         columns = describe_columns(query, source, keys)
@@ -383,16 +384,17 @@ def answer_sql(
         else:
             receipt = next(receipts)
             result = receipt.result
-            part_cells = _cells_of_receipt(query, part.part, part.plan, receipt)
+            drawn = _follow_drawn(part.plan, receipt, ledger)
+            part_cells = _cells_of_receipt(query, part.part, drawn, receipt)
             origins.append(_origin_of_receipt(receipt))
-            if note := part.plan.undeclared_groups():
+            if note := drawn.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
-        answering = part.plan if stored is None else stored.plan
+        answering = drawn if stored is None else stored.plan
         if note := answering.describe_clamped_features():
             notes.append(note)
         if note := answering.describe_last_group():
             notes.append(note)
-        if answering.chosen is not None:
+        if answering.chosen is not None or answering.chosen_groups:
             notes.append(answering.describe_contributions())
         if result.totals is not None:
             notes.append(result.totals.statement)
@@ -417,6 +419,16 @@ def answer_sql(
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
     return compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+
+
+def _follow_drawn(plan: Plan, receipt: Receipt, ledger: Ledger) -> Plan:
+    """The plan with the bounds that a release was drawn with: another try may have charged others, and a histogram of
+    its own chooses them after the charge.
+    """
+    if not may_choose(plan.question or plan):
+        return plan
+    charged = follow_record(plan, ledger.release(receipt.release_id))
+    return follow_result(charged, receipt.result)
 
 
 def _totals_of(

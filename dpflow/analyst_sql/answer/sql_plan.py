@@ -5,7 +5,7 @@ exact it would be. Reads no row and charges nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlglot import exp
@@ -223,8 +223,12 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
             (n, j) for n, one in enumerate(plan.query.releases) for j in range(len(one.aggregates))
         ),
     )
+    # Their own histogram chooses how wide the noise is.
+    is_open = any(one.histogram for one in plan.to_pay)
     for position, name in enumerate(plan.columns):
         forecast = None if forecasts is None else forecasts[position]
+        if forecast is not None and is_open:
+            forecast = replace(forecast, half_width_95=None)
         intervals = everything if forecast is None else forecast.intervals
         yield {
             "column": name,
@@ -294,7 +298,8 @@ def _describe_width(
             )
         width = make_width(answering, Row("", label, None))(together)
         of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
-        return f"+- {width:g}{of_cells}"
+        at_most = "at most " if answering.histogram and not answering.chosen_groups else ""
+        return f"{at_most}+- {width:g}{of_cells}"
     return "unknown"
 
 

@@ -40,6 +40,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
 from dpflow.engine.releases.choose_bounds import follow_request
 from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -192,6 +193,7 @@ class StoredReleases:
         record = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
         if record is None or record.release_id != settled.release_id or not record.settled:
             return None
+        plan = follow_result(plan, Result.from_json(record.result or {"rows": []}))
         answered = replace(part, table=plan.table, measures=measures)
         return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
 
@@ -232,7 +234,7 @@ class StoredReleases:
     ) -> Plan | None:
         """The plan of a stored release under the declaration of now; None if it has no such columns."""
         # Revisions of one query have one plan.
-        names = ("where", "blocks", "contribution_bounds", "chosen_bounds")
+        names = ("where", "blocks", "contribution_bounds", "chosen_bounds", "own_histogram")
         terms = [part.mechanism, params, *map(request.get, names)]
         text = json.dumps(terms, sort_keys=True)
         if text not in self._plans:

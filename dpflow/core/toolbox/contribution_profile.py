@@ -44,6 +44,16 @@ def size_bins(largest: int) -> tuple[int, ...]:
     return tuple(start for start in starts if start <= largest)
 
 
+def count_bins(
+    starts: tuple[int, ...], sizes: NDArray[np.int64], units: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Units in each bin, of so many units with each size; those of size 0 are in none."""
+    counts = np.zeros(len(starts), np.int64)
+    places = np.searchsorted(np.array(starts, np.int64), sizes, side="right") - 1
+    np.add.at(counts, places[places >= 0], units[places >= 0])
+    return counts
+
+
 @dataclass(frozen=True)
 class SizeHistogram:
     """Noisy numbers of units by size.

@@ -22,7 +22,7 @@ depend on the choice, which follows released numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -39,11 +39,14 @@ from dpflow.core.toolbox.contribution_profile import (
     couple_classes,
 )
 from dpflow.core.toolbox.moments import Measure
+from dpflow.engine.releases.own_histogram import DOCUMENT, add_histogram, follow_charge
 from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan, list_computed
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, ReleaseRecord
+from dpflow.ledger.books.records import path_of
 from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_row_expression
 
 #: Name of the mechanism.
 PROFILE = "contributions"
@@ -64,8 +67,14 @@ def profile_name(table: Table) -> str:
 class BoundsChooser:
     """Chooses bounds by the profiles of a ledger; without one, or without a profile, none."""
 
-    def __init__(self, ledger: Ledger | None) -> None:
-        self._ledger = ledger
+    def __init__(self, ledger: Ledger | None, *, takes_histograms: bool = True) -> None:
+        """With the profiles of a ledger.
+
+        Args:
+            takes_histograms: let a count of units take a histogram of its own where no profile counts its
+                groups; False where errors must be known before anything is drawn.
+        """
+        self._ledger, self._takes_histograms = ledger, takes_histograms
         self._found: dict[tuple[str | None, ...], _FoundProfile | None] = {}
 
     def fit(self, plan: Plan) -> Plan:
@@ -76,10 +85,24 @@ class BoundsChooser:
         key = (plan.table.name, request.scope, request.where, by)
         if key not in self._found:
             self._found[key] = _find_profile(plan, self._ledger)
-        found = self._found[key]
-        if found is None:
-            return plan
-        return _Choice(plan, found.profile, found.is_of_more).apply(found.release)
+        found, fitted = self._found[key], plan
+        if found is not None:
+            fitted = _Choice(plan, found.profile, found.is_of_more).apply(found.release)
+        # The audits that certificates are about are those of single draws.
+        is_open = (
+            self._takes_histograms
+            and _is_open_to_histogram(plan, found)
+            and not self._asks_for_certificates(request.scope)
+        )
+        return add_histogram(fitted) if is_open else fitted
+
+    def _asks_for_certificates(self, scope: str) -> bool:
+        assert self._ledger is not None
+        try:
+            filters = [self._ledger.scope(name).filter for name in path_of(scope)]
+        except PlanRefused:  # not granted yet
+            return True
+        return any(one.certified_by for one in filters)
 
 
 class _FoundProfile(NamedTuple):
@@ -88,6 +111,33 @@ class _FoundProfile(NamedTuple):
     release: str
     profile: ContributionProfile
     is_of_more: bool
+
+
+def _is_open_to_histogram(plan: Plan, found: _FoundProfile | None) -> bool:
+    """Whether nobody declared a plan's groups, and a profile does not count them: neither at all, nor under a
+    condition on what rows are grouped by.
+    """
+    table, by = plan.table, _grouping(plan)
+    if by is None or table.require_certified or table.cached_partials:
+        return False
+    if table.limits_for(by)[0].source != "contribution_bounds.rows":
+        return False
+    if found is None or not isinstance(find_histogram(found.profile, table, by), SizeHistogram):
+        return True
+    where = plan.request.where
+    names = set() if where is None else parse_condition(where, table).column_names()
+    return found.is_of_more and bool(names & {*list_read_columns([by], table)})
+
+
+def list_read_columns(names: Iterable[str], table: Table) -> Iterator[str]:
+    """Columns, and those that they are computed from."""
+    for name in names:
+        yield name
+        column = table.columns[name]
+        inner: Iterable[str] = column.parts or ()
+        if column.expression is not None:
+            inner = parse_row_expression(column.expression, table).column_names()
+        yield from list_read_columns(inner, table)
 
 
 def _find_profile(plan: Plan, ledger: Ledger) -> _FoundProfile | None:
@@ -194,11 +244,14 @@ def follow_record(plan: Plan, record: ReleaseRecord | None) -> Plan:
 def follow_request(plan: Plan, request: Mapping[str, Any]) -> Plan:
     """The same, of a charge's public request."""
     question, recorded = plan.question or plan, request.get("chosen_bounds")
-    if recorded is None:
-        return question
-    if plan.chosen is not None and plan.chosen.to_json() == recorded:
+    own = request.get(DOCUMENT)
+    current = [one and one.to_json() for one in (plan.chosen, plan.histogram)]
+    if [recorded, own] == current:
         return plan
-    return apply_bounds(question, ChosenBounds.from_json(recorded))
+    followed = (
+        question if recorded is None else apply_bounds(question, ChosenBounds.from_json(recorded))
+    )
+    return followed if own is None else follow_charge(followed, own)
 
 
 def bounded_table(plan: Plan, bounds: RequestedBounds, source: str) -> Table:

@@ -26,12 +26,18 @@ from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.certificates import CERTIFICATES, SHIPPED, list_certifiers
 from dpflow.engine.releases.choose_bounds import follow_record, may_choose
 from dpflow.engine.releases.make_plan import fit_plan
+from dpflow.engine.releases.own_histogram import DOCUMENT as OWN_HISTOGRAM
+from dpflow.engine.releases.own_histogram import (
+    bind_groups,
+    draw_histogram,
+    histogram_request,
+)
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt, published_release
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.engine.releases.source_check import check_source
-from dpflow.engine.releases.total_intervals import find_totals
+from dpflow.engine.releases.total_intervals import find_own_totals, find_totals
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
@@ -285,7 +291,8 @@ def _draw_and_settle(
     # Keyed: a bare digest of private rows could be guessed.
     snapshot = ledger.commitment(private.data_identity(), "snapshot")
     failures: list[str] = []
-    totals = find_totals(plan, ledger, snapshot)
+    # With a histogram of its own they follow from what is drawn.
+    totals = None if plan.histogram else find_totals(plan, ledger, snapshot)
     result = draw_result(plan, private, failures)
     if totals is not None and result != NONE:
         result = replace(result, totals=totals)
@@ -306,12 +313,21 @@ def draw_result(plan: Plan, private: PrivateTable, failures: list[str]) -> Resul
     assert isinstance(mechanism, Mechanism)
 
     def draw_from_rows(source: Source) -> Result:
-        request = mechanism.data_request(plan.params, plan.table)
+        drawn, own = plan, None
+        if (sizes := histogram_request(plan)) is not None:
+            with private.open_answer(sizes, plan.request.blocks) as answer:
+                own = draw_histogram(plan, answer, source)
+            drawn = bind_groups(plan, own)
+            fault_points.pass_point("histogram.after")
+        request = mechanism.data_request(drawn.params, drawn.table)
         with private.open_answer(request, plan.request.blocks) as answer:
             fault_points.pass_point("aggregate.after")
-            result = mechanism.draw(plan.params, plan.table, answer, source)
-        ranges = mechanism.value_ranges(plan.params, plan.table)
+            result = mechanism.draw(drawn.params, drawn.table, answer, source)
+        ranges = mechanism.value_ranges(drawn.params, drawn.table)
         result = replace(result, ranges={k: r for k, r in ranges.items() if r != UNLIMITED})
+        if own is not None:
+            totals = find_own_totals(drawn, own["limit_above"])
+            result = replace(result, document={OWN_HISTOGRAM: own}, totals=totals)
         # What cannot be stored is an impossible value, too.
         json.dumps(result.to_json(), allow_nan=False)
         return result

@@ -24,6 +24,7 @@ from dpflow.core.contract.results import ErrorBound
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.choose_bounds import BoundsChooser, apply_bounds
+from dpflow.engine.releases.own_histogram import apply_histogram
 from dpflow.engine.releases.plan import Plan, digest, iterate_texts
 from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import ReleaseRequest, require_public
@@ -76,7 +77,12 @@ def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
         return plan
     question = plan.question or plan
     fitted = _plan_table(question.request, question.table, registry, filters)
-    return fitted if plan.chosen is None else apply_bounds(fitted, plan.chosen)
+    if plan.chosen is not None:
+        fitted = apply_bounds(fitted, plan.chosen)
+    if plan.histogram is not None:
+        # The law of its numbers is fixed anew, as the filter holds it.
+        fitted = apply_histogram(fitted, plan.histogram.epsilon, plan.histogram.starts)
+    return fitted
 
 
 def _plan_table(

@@ -26,6 +26,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
+from dpflow.core.toolbox.noise import Noise
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
 from dpflow.tables.language.conditions import parse_condition
@@ -97,6 +98,37 @@ class ChosenBounds:
         return cls(RequestedBounds.model_validate(numbers), str(data["profile"]))
 
 
+@dataclass(frozen=True)
+class OwnHistogram:
+    """The histogram of groups per unit that a count of units takes of its own rows first
+    (`dpflow.engine.releases.own_histogram`).
+
+    Attributes:
+        epsilon: its privacy cost, which is part of the release's.
+        law: of the noise of the numbers that follow, fixed before anything is drawn.
+        starts: the least number of groups of each bin.
+        noise: of one bin.
+    """
+
+    epsilon: Fraction
+    law: str
+    starts: tuple[int, ...]
+    noise: Noise
+
+    @property
+    def resolution(self) -> int:
+        """How far the number of units above any number of groups may be from the truth, at 95 %."""
+        return self.noise.sum_half_width(len(self.starts))
+
+    def to_json(self) -> dict[str, Any]:
+        """What a charge keeps."""
+        return {
+            "epsilon": exact_text(self.epsilon),
+            "noise": self.law,
+            "starts": list(self.starts),
+        }
+
+
 @dataclass(frozen=True, repr=False)
 class Plan:
     """A validated release or session.
@@ -109,6 +141,8 @@ class Plan:
         digest: the same with the mechanism's version; part of the exactly-once key.
         chosen: the contribution bounds that a profile chose. Digests do not depend on them.
         question: the plan with the declared bounds; None where none were chosen.
+        histogram: what it takes first, at a share of its epsilon; ``params`` have the rest. The table has the most
+            groups that it may choose, and those that it chose where ``chosen_groups``.
     """
 
     request: ReleaseRequest
@@ -121,6 +155,8 @@ class Plan:
     digest: str
     chosen: ChosenBounds | None = field(default=None, compare=False)
     question: Plan | None = field(default=None, compare=False)
+    histogram: OwnHistogram | None = field(default=None, compare=False)
+    chosen_groups: bool = field(default=False, compare=False)
 
     def __repr__(self) -> str:
         epsilon, delta = self.privacy_cost()
@@ -177,7 +213,10 @@ class Plan:
             "where": self.request.where or "(all rows)",
             "bounds": self._describe_bounds(),
             "contributions": "; ".join(
-                filter(None, (self.describe_contributions(), self.undeclared_groups()))
+                filter(
+                    None,
+                    (self.describe_contributions(), self.undeclared_groups()),
+                )
             ),
             "candidates": "; ".join(self.describe_candidates()),
             "epsilon": epsilon,
@@ -229,7 +268,19 @@ class Plan:
             return f"one {unit} counts with at most {rows}{origin}"
         groups, in_each = self.table.limits_for(by)
         sources = dict.fromkeys((groups.source, in_each.source))
-        return f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
+        text = f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
+        return "; ".join(filter(None, (text, self.describe_histogram())))
+
+    def describe_histogram(self) -> str:
+        """What a release measures of its own rows first, at which share of its cost; "" where it does not."""
+        own = self.histogram
+        if own is None or self.chosen_groups:
+            return ""
+        unit, whole = self.table.privacy_unit.column, (self.question or self).params
+        return (
+            f"{exact_text(own.epsilon)} of epsilon {exact_text(whole.epsilon)} pays for a histogram of groups per {unit} "  # type: ignore[attr-defined]
+            f"(resolution {own.resolution}), which takes fewer groups where few {unit}s reach more"
+        )
 
     def describe_candidates(self) -> list[str]:
         """Bounds that a profile compared, the chosen ones first; none where it chose none."""
@@ -240,7 +291,7 @@ class Plan:
         in how many it can be; "" where fewer groups would not mean less noise.
         """
         by, table, mechanism = getattr(self.params, "by", None), self.table, self.mechanism
-        if by not in table.columns or not isinstance(mechanism, Mechanism):
+        if by not in table.columns or not isinstance(mechanism, Mechanism) or self.histogram:
             return ""
         groups, _ = table.limits_for(by)
         if groups.number == 1 or groups.source != "contribution_bounds.rows":
@@ -362,7 +413,8 @@ class Plan:
         sealed = self.table.cached_partials == "sealed"
         place, widths = (
             self.request.publish,
-            self.error_bound.half_width if self.error_bound else {},
+            # What its own histogram chooses is not known yet.
+            self.error_bound.half_width if self.error_bound and not self.histogram else {},
         )
         finite = {measure: width for measure, width in widths.items() if math.isfinite(width)}
         computed = list_computed(self.request.where, self.table)
@@ -371,7 +423,7 @@ class Plan:
             "name": self.request.name,
             "mechanism": self.mechanism.name,
             "version": self.mechanism.version,
-            "params": self.params.model_dump(mode="json"),
+            "params": (self.question or self).params.model_dump(mode="json"),
             "table": self.table.name,
             "protects": self.table.protection_text,
             "blocks": list(self.request.blocks),
@@ -387,6 +439,7 @@ class Plan:
                 else {}
             ),
             **({"chosen_bounds": self.chosen.to_json()} if self.chosen else {}),
+            **({"own_histogram": self.histogram.to_json()} if self.histogram else {}),
             "epsilon": self.privacy_cost()[0],
             "delta": self.privacy_cost()[1],
             # For pages, which have no registry: what a gate is asked at most.

@@ -8,6 +8,7 @@ from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupEstimates
+from dpflow.engine.releases.own_histogram import histogram_request
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import PlanRefused
 from dpflow.tables.private import PrivateTable
@@ -25,6 +26,8 @@ def check_source(plan: Plan, private: PrivateTable) -> None:
     mechanism, blocks = plan.mechanism, plan.request.blocks
     if isinstance(mechanism, Mechanism):
         _check_grids(plan, private)
+        if (sizes := histogram_request(plan)) is not None:
+            private.check_request(sizes, blocks)
         private.check_request(mechanism.data_request(plan.params, plan.table), blocks)
         return
     requests = mechanism.fixed_requests(plan.params, plan.table)

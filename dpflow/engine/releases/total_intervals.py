@@ -35,13 +35,13 @@ from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, JointHistogram
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine.releases.choose_bounds import list_profiles
+from dpflow.engine.releases.choose_bounds import list_profiles, list_read_columns
+from dpflow.engine.releases.own_histogram import noise_failure
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.ledger import Ledger
 from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import parse_condition
-from dpflow.tables.language.grouping import parse_row_expression
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
@@ -98,6 +98,21 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
             f"rows these lack is unknown: declare max_contributions"
         )
     return Totals(ends, "; ".join(statements)) if statements else None
+
+
+def find_own_totals(plan: Plan, limit: int) -> Totals | None:
+    """The same of a count of units whose own histogram chose the groups: at most so many units have more."""
+    mechanism, table, by = plan.mechanism, plan.table, getattr(plan.params, "by", "")
+    assert isinstance(mechanism, MeasureMechanism)
+    is_repeated = table.protects == "unit-block" and len(set(plan.request.blocks)) != 1
+    if is_repeated or _reads_joined([by], table):
+        return None
+    release, groups = mechanism.choose_release(plan.params, table)[0], table.bounds_for(by).groups
+    (measure,), keys = release.query.measures, len(table.public_keys(by))
+    is_cut, label = groups < keys, mechanism.measure_label(measure)
+    known = f"; at most {limit} have more than {groups} groups (97.5 %)" if is_cut else ""
+    ends = {label: _find_total(release, measure, limit, noise_failure(groups, keys))}
+    return Totals(ends, f"total intervals of {label} hold with 95 %{known}")
 
 
 def _measures_within_bounds(query: Query) -> list[Measure]:
@@ -160,14 +175,7 @@ def _reads_joined(names: Iterable[str], table: Table) -> bool:
     """Whether columns are of joined relations, or computed from such: these may be of another time than the rows,
     and another declaration may join another relation.
     """
-    for name in names:
-        column = table.columns[name]
-        inner: Iterable[str] = column.parts or ()
-        if column.expression is not None:
-            inner = parse_row_expression(column.expression, table).column_names()
-        if len(table.split_name(name)) > 1 or _reads_joined(inner, table):
-            return True
-    return False
+    return any(len(table.split_name(name)) > 1 for name in list_read_columns(names, table))
 
 
 @dataclass(frozen=True)
@@ -210,7 +218,7 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
         if is_counted and by is not None and (found := find_histogram(profile, table, by)):
             histograms = [found, *histograms] if isinstance(found, JointHistogram) else [found]
         failure = FAILURE / 2 / needed / len(histograms)
-        number = min(histogram.limit_above(size, failure) for histogram in histograms)
+        number = min(limit_any(histogram, size, failure) for histogram in histograms)
         words.append(f"at most {number} have more than {size} {noun}")
         return number
 
@@ -234,6 +242,15 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
     reach = f", or rows in more than {largest.groups} of them" if is_limited else ""
     premise = f", if no {unit} has more than {largest.rows_per_group} rows{where} in a group and {largest.rows} in all{reach}, as declared"
     return _Cuts(rows, lost_groups, f"{premise}{known}", noise_failure)
+
+
+def limit_any(histogram: Histogram, size: int, failure: float) -> int:
+    """Units above a size that the histogram's own noise had a part in choosing: limits of all sizes hold together,
+    but with this probability.
+    """
+    # Those of several histograms do already.
+    sizes = 1 if isinstance(histogram, JointHistogram) else len(histogram.starts)
+    return histogram.limit_above(size, failure / sizes)
 
 
 def _largest_bounds(plan: Plan, by: str | None, keys: int | None) -> GroupBounds | None:

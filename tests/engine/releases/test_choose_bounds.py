@@ -16,7 +16,12 @@ from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.sensitivity import Sensitivity
-from dpflow.core.toolbox.contribution_profile import ContributionProfile, SizeHistogram, size_bins
+from dpflow.core.toolbox.contribution_profile import (
+    ContributionProfile,
+    SizeHistogram,
+    count_bins,
+    size_bins,
+)
 from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.engine import RunIdentity, fail_closed, make_plan, release
 from dpflow.engine.releases import execute
@@ -28,7 +33,6 @@ from dpflow.engine.releases.choose_bounds import (
 )
 from dpflow.engine.releases.profiled_groups import find_histogram
 from dpflow.errors import PlanRefused
-from dpflow.mechanisms.contributions import _count_bins
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import make_sizes
@@ -201,7 +205,7 @@ def test_predicted_cuts_are_those_of_the_rows(world: World) -> None:
     for name, values in sizes.items():
         starts = size_bins(max(values))
         made[name] = SizeHistogram(
-            starts, tuple(_count_bins(starts, *make_sizes(values).rows).tolist()), noise
+            starts, tuple(count_bins(starts, *make_sizes(values).rows).tolist()), noise
         )
     profile = ContributionProfile(made["rows"], {"date_trunc('month', day)": made["groups"]}, 1)
     plan = world.plan("histogram", params={"by": "date_trunc('month', day)"})
@@ -251,7 +255,7 @@ def test_a_mean_is_bounded_by_its_own_error(world: World, difference: int) -> No
     rows = np.minimum(60, 1 + (3000 * (ranks / 10) ** -0.9 / 25).astype(int))
     means = 60.0 - difference * (rows > 12)
     starts, noise = size_bins(60), laplace_noise(Sensitivity(1, 1), 1000)
-    counted = _count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
+    counted = count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
     profile = ContributionProfile(SizeHistogram(starts, tuple(counted), noise), {}, 1)
     declared = world.table.model_dump(mode="python", exclude_unset=True)
     declared["columns"]["price"] = {"lower": 0, "upper": 100}
@@ -297,7 +301,7 @@ def test_bounds_under_a_condition_fit_all_rows_or_few(world: World) -> None:
     ranks = np.arange(1, 20_001)
     rows = np.minimum(60, 1 + (3000 * (ranks / 10) ** -0.9 / 25).astype(int))
     starts, noise = size_bins(60), laplace_noise(Sensitivity(1, 1), 1000)
-    counted = _count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
+    counted = count_bins(starts, *make_sizes(rows.tolist()).rows).tolist()
     profile = ContributionProfile(SizeHistogram(starts, tuple(counted), noise), {}, 1)
     declared = world.table.model_dump(mode="python", exclude_unset=True)
     table = type(world.table).model_validate(declared | {"max_contributions": {"rows": 60}})

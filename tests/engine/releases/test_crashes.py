@@ -152,7 +152,9 @@ print(json.dumps([killed, number + 1 + extra, extra, json.loads(child(books)[1])
 """
 
 RELEASE = [
-    point for point in POINTS if not point.startswith(("session", "verdict", "load", "witness"))
+    point
+    for point in POINTS
+    if not point.startswith(("session", "verdict", "load", "witness", "histogram"))
 ]
 OPENING = ["session.before-commit", "session.after-commit"]
 ANSWER = ["aggregate.after", "draw.after"]

@@ -18,13 +18,13 @@ from dpflow.core.toolbox.contribution_profile import (
     JointHistogram,
     Marginal,
     SizeHistogram,
+    count_bins,
     size_bins,
 )
 from dpflow.core.toolbox.noise import laplace_noise
 from dpflow.engine import fail_closed
 from dpflow.engine.releases.profiled_groups import find_histogram
 from dpflow.errors import UnknownName
-from dpflow.mechanisms.contributions import _count_bins
 from dpflow.tables import declare_groups
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import make_sizes
@@ -45,7 +45,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> World:
 def count_sizes(numbers: Any, noise: Any = EXACT) -> SizeHistogram:
     numbers = [int(one) for one in numbers if one]
     starts = size_bins(max(numbers, default=1))
-    return SizeHistogram(starts, tuple(_count_bins(starts, *make_sizes(numbers).rows)), noise)
+    return SizeHistogram(starts, tuple(count_bins(starts, *make_sizes(numbers).rows)), noise)
 
 
 def test_limits_of_parts_hold_for_all_of_them() -> None:
