@@ -8,6 +8,7 @@ from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
+from dpflow.analyst_sql.answer.guarded_query import guard_query
 from dpflow.analyst_sql.answer.sql_answer import (
     AnswerColumn,
     IntervalKind,
@@ -19,7 +20,12 @@ from dpflow.analyst_sql.answer.sql_answer import (
 )
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals, find_ranges
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
-from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate
+from dpflow.analyst_sql.parse.select_query import (
+    SelectQuery,
+    SplitQuery,
+    SqlAggregate,
+    write_sql,
+)
 from dpflow.analyst_sql.releases.cells import Cells, Number
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
@@ -50,11 +56,13 @@ def compute_answer(
     public ranges.
 
     Raises:
-        QueryFailed: DuckDB cannot compute it from these numbers.
+        QueryFailed: DuckDB cannot compute it from these numbers, not even as NULL.
         QueryStopped: it took too long, or too much memory.
     """
-    tables = make_tables(query, cells, keys)
-    result = run_query(tables, query)
+    tables: Sequence[ReleasedTable] = make_tables(query, cells, keys)
+    tables, ran, result = run_query(tables, query)
+    if ran is not query:
+        query, notes = ran, [*notes, GUARDED]
     intervals = find_intervals(query, tables, result.rows)
     if intervals is None:
         everything = frozenset(
@@ -176,14 +184,41 @@ def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
     return replace(cell, bounds=(low, high), only_a_bound=quantile.only_a_bound)
 
 
-def run_query(tables: Sequence[ReleasedTable], query: SplitQuery) -> QueryResult:
-    """A query's rows. Raises `QueryFailed` or `QueryStopped`."""
+#: What is said of an answer where DuckDB fails on the numbers that were drawn.
+GUARDED = (
+    "DuckDB cannot compute all of the query from what was released: what fails is NULL, as in TRY(...), also inside of "
+    "aggregates and conditions"
+)
+
+
+def run_query(
+    tables: Sequence[ReleasedTable], query: SplitQuery
+) -> tuple[Sequence[ReleasedTable], SplitQuery, QueryResult]:
+    """A query's rows, with the tables and the query that have them: where it fails as it is written, expressions
+    that fail are NULL (`guard_query`).
+
+    Raises:
+        QueryFailed: it fails all the same.
+        QueryStopped: it took too long, or too much memory.
+    """
+    planned = [table.with_planned_kinds() for table in tables]
     failure = ""
-    try:
-        return PROCESS.run([*query.public, *(table.write_rows() for table in tables)], query.sql)
-    except QueryRejected as error:
-        # Its text may quote released values.
-        failure = error.name or error.kind
+    for guarded, tried in ((False, tables), (False, planned), (True, tables), (True, planned)):
+        if tried is planned and planned == list(tables):
+            continue
+        rows = [*query.public, *(table.write_rows() for table in tried)]
+        try:
+            if not guarded:
+                return tried, query, PROCESS.run(rows, query.sql)
+            tree = guard_query(query.tree, PROCESS.list_aggregates())
+            names = [name for name, _ in PROCESS.describe(rows, query.sql).columns]
+            result = PROCESS.run(rows, write_sql(tree))
+            kinds = [kind for _, kind in result.columns]
+            columns = list(zip(names, kinds, strict=True))
+            return tried, replace(query, tree=tree), replace(result, columns=columns)
+        except QueryRejected as error:
+            # Its text may quote released values.
+            failure = failure or error.name or error.kind
     raise QueryFailed(
         f"DuckDB cannot compute the query from what was released ({failure}); that is settled and stored, so a query that "
         f"guards the expression, such as TRY(...), is free"

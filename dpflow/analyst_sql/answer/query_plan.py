@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import cache, partial
@@ -10,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from dpflow.analyst_sql.answer.answers import compute_answer
+from dpflow.analyst_sql.answer.guarded_query import guard_query
 from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan
-from dpflow.analyst_sql.noise.released_tables import expect_tables
+from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
-from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate
+from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate, write_sql
 from dpflow.analyst_sql.parse.source_text import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.releases.grouping_levels import (
@@ -62,12 +64,12 @@ from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import InvalidInput, PlanRefused, QueryStopped, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.kept_sources import close_sources, keep_sources_open
 from dpflow.tables.public.published_rows import PublishedRows
-from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
 
@@ -271,22 +273,47 @@ _REJECTED = {
 
 
 def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> tuple[str, ...]:
-    """The names of the answer's columns: DuckDB binds the query to tables without rows, so what it cannot
-    compute is refused before anything is charged. Raises `Refusal`.
+    """The names of the answer's columns. DuckDB runs the query over made-up rows, so what it cannot compute, not even
+    with NULL where an expression fails, is refused before anything is charged. Raises `Refusal`.
     """
     rejected: QueryRejected | None = None
     try:
-        return tuple(n for n, _ in PROCESS.describe(expect_tables(query, keys), query.sql))
+        return describe_samples(query, fill_samples(expect_tables(query, keys)))
     except QueryRejected as error:
         rejected = error
     if rejected.kind == "query":
-        # No row is there, so DuckDB quotes the query alone.
+        # No released row is there, so DuckDB quotes the query alone.
         what = " ".join(rejected.text.partition("\n\nLINE")[0].split())
         raise Refusal("binding", f"DuckDB cannot compute it from released rows: {what[:400]}")
     rule, what = _REJECTED[rejected.kind]
     refusal = Refusal(rule, what.format(name=rejected.name[:60]))
     refusal.start = source.find_word(rejected.name)
     raise refusal
+
+
+def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> tuple[str, ...]:
+    """The names of a query's columns, over made-up rows. Raises `QueryRejected`."""
+    try:
+        with suppress(QueryStopped):
+            # Of these rows it may have no end.
+            return _name_columns(PROCESS.run(samples, query.sql, _SAMPLE_SECONDS))
+        return _name_columns(PROCESS.describe(samples, query.sql))
+    except QueryRejected as error:
+        if error.kind != "query":
+            raise
+    names = _name_columns(PROCESS.describe(samples, query.sql))
+    with suppress(QueryStopped):
+        guarded = write_sql(guard_query(query.tree, PROCESS.list_aggregates()))
+        PROCESS.run(samples, guarded, _SAMPLE_SECONDS)
+    return names
+
+
+#: Most time of a run over made-up rows.
+_SAMPLE_SECONDS = 1.0
+
+
+def _name_columns(result: QueryResult) -> tuple[str, ...]:
+    return tuple(name for name, _ in result.columns)
 
 
 def plan_parts(

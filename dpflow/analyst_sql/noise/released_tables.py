@@ -50,6 +50,7 @@ class ReleasedTable:
         numbers: for each aggregate the released number of each row.
         filled: for each number that means are divided by whether its interval excludes 0, in each row.
         present: the numbers of units.
+        planned_kinds: the types of the numbers with which the query was planned.
     """
 
     name: str
@@ -59,6 +60,15 @@ class ReleasedTable:
     selected: bool
     filled: Mapping[int, list[bool]] = field(default_factory=dict)
     present: Sequence[int] = ()
+    planned_kinds: Sequence[str] = ()
+
+    def with_planned_kinds(self) -> ReleasedTable:
+        """The same numbers as doubles where the plan took them for doubles, though all were drawn whole."""
+        kinds = [
+            planned if planned == "DOUBLE" and kind == "BIGINT" else kind
+            for kind, planned in zip(self.kinds, self.planned_kinds)
+        ]
+        return replace(self, kinds=kinds)
 
     def write_rows(self, find_ends: FindEnds | None = None) -> RowTable:
         """Keys and numbers; with the two ends that ``find_ends`` gives each number beside it."""
@@ -192,9 +202,9 @@ def _make_table(
         kind = find_kind(values, reader.find_kind(release.table, release.groups[n]))
         keys.append((key_column(n), kind, values))
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
+    planned = [expect_kind(one, release.table, reader) for one in release.aggregates]
     kinds = [
-        _find_number_kind(_list_values(column), expect_kind(one, release.table, reader))
-        for one, column in zip(release.aggregates, numbers)
+        _find_number_kind(_list_values(column), kind) for kind, column in zip(planned, numbers)
     ]
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
     return ReleasedTable(
@@ -205,6 +215,7 @@ def _make_table(
         find_grouping(release)[2],
         filled,
         _list_units(release),
+        planned,
     )
 
 
@@ -218,8 +229,8 @@ def _list_units(release: SelectQuery) -> list[int]:
 
 
 def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
-    """The same tables and the public ones, before anything is released: types and no rows."""
-    tables = [replace(one, values=[[] for _ in one.columns]) for one in query.public]
+    """The same tables and the public ones, before anything is released: types and no rows of releases."""
+    tables = list(query.public)
     for position, release in enumerate(query.releases):
         _table, _by, _private = find_grouping(release)
         columns = []
@@ -231,6 +242,28 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
         columns += [(present_column(n), "BIGINT") for n in _list_units(release)]
         tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
     return tables
+
+
+#: Values of DuckDB's types of keys and numbers, for `fill_samples`; numbers of either sign.
+_SAMPLES: Mapping[str, list[Any]] = {
+    "BIGINT": [-3, 0, 7],
+    "DOUBLE": [-2.5, 0.0, 7.5],
+    "BOOLEAN": [True, False, None],
+    "VARCHAR": ["a", "", "9"],
+    "DATE": ["2020-01-31", "2021-02-03", None],
+    "TIMESTAMP": ["2020-01-31 10:00:00", "2021-02-03 00:00:00", None],
+    "MAP(VARCHAR, BIGINT)": [{"key": ["a"], "value": [-3]}, None, {"key": [], "value": []}],
+}
+
+
+def fill_samples(tables: Sequence[RowTable]) -> list[RowTable]:
+    """Tables with made-up rows; of public tables, which have rows, the first."""
+    return [
+        replace(one, values=[list(values[:100]) for values in one.values])
+        if any(map(len, one.values))
+        else replace(one, values=[_SAMPLES.get(kind, ["-2", "0", "7"]) for _, kind in one.columns])
+        for one in tables
+    ]
 
 
 def expect_kind(aggregate: SqlAggregate, table: Table, reader: KeyReader) -> str:

@@ -86,14 +86,14 @@ class QueryProcess:
                 self._start()
             return self._aggregates
 
-    def describe(self, tables: Sequence[RowTable], query: str) -> list[tuple[str, str]]:
-        """Names and types of a query's columns; no row is looked at.
+    def describe(self, tables: Sequence[RowTable], query: str) -> QueryResult:
+        """Names and types of a query's columns, and no rows; none is looked at.
 
         Raises:
             QueryRejected: a part of it is not allowed, or DuckDB cannot bind it.
             QueryStopped: the process was killed.
         """
-        return self._ask(tables, query, MAX_SECONDS, columns_only=True).columns
+        return self._ask(tables, query, MAX_SECONDS, columns_only=True)
 
     def run(
         self, tables: Sequence[RowTable], query: str, seconds: float | None = None

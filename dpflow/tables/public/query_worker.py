@@ -57,6 +57,8 @@ INTERVAL_MACROS = (
 #: Types whose functions depend on the session's time zone, which is UTC and locked. A TIME WITH TIME ZONE is none: it
 #: moves to another zone by that zone's offset of today.
 _ZONED = {"TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ_NS"}
+#: What depends on statistics that DuckDB keeps of a table.
+_REJECTED = {"bitstring_agg"}
 #: Names without brackets that DuckDB reads as functions of the moment or the session.
 _MOMENTS = {
     *("current_date", "current_time", "current_timestamp", "localtime", "localtimestamp"),
@@ -121,7 +123,7 @@ class LockedDatabase:
         ).fetchall()
         self.aggregates = sorted({name for name, kind, *_ in rows if kind == "aggregate"})
         # One overload that is volatile makes the name so.
-        rejected = {name for name, _, *facts, _ in rows if not _is_consistent(*facts)}
+        rejected = {name for name, _, *facts, _ in rows if not _is_consistent(*facts)} | _REJECTED
         kinds = ("scalar", "aggregate", "window")
         self._functions = {name for name, kind, *_ in rows if kind in kinds} - rejected
         # A question is run several times, with the ends of intervals for its numbers.
@@ -210,7 +212,9 @@ class LockedDatabase:
                 return {"columns": [[str(one[0]), str(one[1])] for one in columns], "rows": []}
             cursor = execute(query)
             described = [[str(one[0]), str(one[1])] for one in cursor.description]
-            rows = cursor.fetchmany(MAX_ROWS + 1)
+            rows = _fetch(cursor, described)
+            if rows is None:
+                rows = execute(_write_texts(query, described)).fetchmany(MAX_ROWS + 1)
             if len(rows) > MAX_ROWS:
                 return {"failed": "rows"}
             written = [[write_value(v) for v in row] for row in rows]
@@ -227,6 +231,39 @@ class LockedDatabase:
         if values and values[0]:
             parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in quoted)
             self._connection.execute(f"INSERT INTO {name} SELECT {parts}", values)
+
+
+#: What Python makes of infinite dates.
+_ENDS = (dt.date.max, dt.date.min, dt.datetime.max, dt.datetime.min)
+
+
+def _fetch(cursor: Any, columns: Sequence[Sequence[str]]) -> list[Any] | None:
+    """Rows as values of Python; None where it has no such values: months, infinite dates, years of six digits."""
+    if any("INTERVAL" in kind for _, kind in columns):
+        return None
+    try:
+        rows: list[Any] = cursor.fetchmany(MAX_ROWS + 1)
+    except (OverflowError, ValueError, TypeError):
+        return None
+    times = [n for n, (_, kind) in enumerate(columns) if kind.startswith(("DATE", "TIMESTAMP"))]
+    is_read = not any(row[n] in _ENDS for row in rows for n in times)
+    return rows if is_read else None
+
+
+def _write_texts(query: str, columns: Sequence[Sequence[str]]) -> str:
+    """The query with texts, as DuckDB writes them, for all values but numbers and truth values."""
+    names = [f"c{n}" for n in range(len(columns))]
+    items = [_write_text(name, kind) for name, (_, kind) in zip(names, columns)]
+    return f"SELECT {', '.join(items)} FROM ({query}) AS written({', '.join(names)})"
+
+
+def _write_text(name: str, kind: str) -> str:
+    plain = kind in ("BOOLEAN", "VARCHAR", "DOUBLE", "FLOAT") or kind.endswith("INT")
+    if plain or kind.startswith(("INTEGER", "DECIMAL")):
+        return name
+    # The session's zone is UTC.
+    value = f"CAST({name} AS TIMESTAMP)" if kind in _ZONED else name
+    return f"CAST({value} AS VARCHAR)"
 
 
 def walk_tree(tree: Any) -> Iterator[dict[str, Any]]:
