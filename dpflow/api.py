@@ -180,6 +180,7 @@ class SqlOptions(TypedDict, total=False):
     rows_per_group: int | None
     rows_per_unit: int | None
     dialect: str | None
+    name: str | None
 
 
 def sql(
@@ -212,14 +213,17 @@ def sql(
         min_units: units that a private key needs to be shown.
         noise: ``"laplace"``, which a scope with filter ``basic`` can pay, or ``"gaussian"``; what makes
             errors smaller if left out.
+        name: also publish the answer as this view in the output of ``dpflow.yml``.
 
     Raises:
         SqlRefused: outside of what can be answered; it has the rule, the place and the nearest query.
         BudgetExceeded: the scope cannot pay; nothing was read.
         InvalidInput: the query begins with EXPLAIN, which `plan_sql` answers; or an option is wrong.
+        NotPublished: somebody holds the published file; the releases are settled and paid.
     """
     # It brings a parser, which nobody else needs to wait for.
     from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
+    from dpflow.analyst_sql.answer.publish_answer import find_output, publish_answer
     from dpflow.analyst_sql.answer.query_plan import answer_sql
     from dpflow.tables.access.kept_sources import keep_sources_open
 
@@ -235,8 +239,12 @@ def sql(
             raise InvalidInput(
                 "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
             )
+        if planned.settings.name is not None:
+            # Before anything is charged: a name that is none should cost nothing.
+            find_output(planned, planned.settings.name)
         answer = answer_sql(planned, book, registry)
     kept.keep(planned, answer)
+    publish_answer(planned, answer)
     return answer
 
 

@@ -7,10 +7,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.releases.settings import find_public_table
-from dpflow.api import LedgerPlace, open_ledger
+from dpflow.api import LedgerPlace, open_ledger, sql
 from dpflow.catalogue import FILE_NAME, find_catalogue
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.declaration import Table
@@ -30,7 +30,6 @@ from dpflow.ledger.books.records import read_point
 from dpflow.registry import Registry
 from dpflow.tables import describe_typed_columns
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.access.kept_sources import keep_sources_open
 from dpflow.tables.public.published_rows import list_published
 from dpflow.tables.public.query_process import RowTable
 
@@ -130,13 +129,9 @@ class LocalClient(Client):
 
     def sql(self, text: str, *, parameters: Parameters = (), **options: Any) -> SqlAnswer:
         """As `Client.sql`."""
-        with keep_sources_open():
-            plan = plan_sql(text, options, (), parameters, self._ledger, self._registry)
-            if plan.source.explain:
-                raise InvalidInput(
-                    "EXPLAIN asks for a plan, and sql answers; call explain, or drop EXPLAIN"
-                )
-            return answer_sql(plan, self._ledger, self._registry)
+        return sql(
+            text, parameters=parameters, ledger=self._ledger, registry=self._registry, **options
+        )
 
     def explain(self, text: str, *, parameters: Parameters = (), **options: Any) -> dict[str, Any]:
         """As `Client.explain`."""

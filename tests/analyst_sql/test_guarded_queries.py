@@ -8,8 +8,8 @@ from dataclasses import replace
 import duckdb
 import pytest
 import sqlglot
-from sqlglot.errors import ParseError
 from sql_world import EXACT, World
+from sqlglot.errors import ParseError
 
 from dpflow.analyst_sql.answer.answers import GUARDED, run_query
 from dpflow.analyst_sql.answer.query_plan import describe_samples

@@ -178,6 +178,7 @@ def _find_bounded(
 def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
     """A value with the bounds of the released quantile that it is, in the type of its column."""
     writers: Mapping[str, Callable[[Any], Any]] = {"VARCHAR": write_text, "DOUBLE": float}
+    writers = {**writers, "DATE": dt.date.fromisoformat, "TIMESTAMP": dt.datetime.fromisoformat}
     is_decimal = kind.startswith("DECIMAL")
     write = (lambda end: Decimal(str(end))) if is_decimal else writers.get(kind, int)
     low, high = (None if end is None else write(end) for end in quantile.bounds or (None, None))

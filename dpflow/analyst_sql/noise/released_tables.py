@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
+from fractions import Fraction
 from typing import Any
 
 from sqlglot import exp
@@ -33,6 +34,7 @@ from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
 from dpflow.core.toolbox.noise import FAILURE, Noise
 from dpflow.tables.public.query_process import RowTable
 
+_EPOCH = dt.datetime(1970, 1, 1)
 _MISSING = Number(None, lambda together: None)
 #: Rates at which Chernoff's bound is tried, as shares of the largest.
 _RATES = (0.04, 0.08, 0.16, 0.28, 0.42, 0.58, 0.75, 0.9)
@@ -203,6 +205,11 @@ def _make_table(
         keys.append((key_column(n), kind, values))
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
     planned = [expect_kind(one, release.table, reader) for one in release.aggregates]
+    for n, one in enumerate(release.aggregates):
+        if one.kind == "mode":
+            numbers[n] = _read_modes(release.table, one, numbers[n], reader)
+        elif planned[n] in ("DATE", "TIMESTAMP"):
+            numbers[n] = list(map(_write_times, numbers[n]))
     kinds = [
         _find_number_kind(_list_values(column), kind) for kind, column in zip(planned, numbers)
     ]
@@ -217,6 +224,38 @@ def _make_table(
         _list_units(release),
         planned,
     )
+
+
+def _read_modes(
+    table: Table, mode: SqlAggregate, numbers: Sequence[Number], reader: KeyReader
+) -> list[Number]:
+    """Keys that were chosen, as values of their column's type."""
+    assert mode.value is not None
+    texts = [number.value for number in numbers if number.value is not None]
+    (typed,) = reader.read_columns(table, [mode.value], [texts])
+    return [replace(number, value=typed.get(number.value)) for number in numbers]
+
+
+def _write_times(number: Number) -> Number:
+    """A number of days since 1970, as a quantile of times is where its bounds have times of day, as a time."""
+
+    def write(days: Any) -> Any:
+        if (isinstance(days, str) and _is_time(days)) or days is None:
+            return days
+        microseconds = round(Fraction(str(days)) * 86_400_000_000)
+        return (_EPOCH + dt.timedelta(microseconds=microseconds)).isoformat(sep=" ")
+
+    bounds = None if number.bounds is None else (write(number.bounds[0]), write(number.bounds[1]))
+    return replace(number, value=write(number.value), bounds=bounds)
+
+
+def _is_time(text: str) -> bool:
+    """Whether a text writes a date or a time of the years that Python has."""
+    try:
+        dt.datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return "-" in text[1:]
 
 
 def _list_values(numbers: Sequence[Number]) -> list[Any]:
@@ -271,31 +310,36 @@ def expect_kind(aggregate: SqlAggregate, table: Table, reader: KeyReader) -> str
     if aggregate.kind in ("count", "values", "units"):
         return "BIGINT"
     if aggregate.kind == "mode":
-        return "VARCHAR"
+        assert aggregate.value is not None
+        return reader.find_kind(table, aggregate.value)
     if aggregate.kind == "histogram":
         return "MAP(VARCHAR, BIGINT)"
     value = aggregate.value
     assert value is not None
     if aggregate.kind == "quantile" and value.op == "column":
         column = table.column(".".join(value.args[0]))
-        if column.holds_dates:
-            return "VARCHAR"
+        if column.bounds_are_times:
+            return "DATE" if column.holds_dates else "TIMESTAMP"
         if column.lower is not None:
             whole = {"whole": "BIGINT", "huge": "HUGEINT"}
             is_decimal = column.kind.startswith("decimal")
             return column.kind.upper() if is_decimal else whole.get(column.kind, "DOUBLE")
-    if aggregate.kind == "quantile" and reader.holds_times(table, value):
-        return "VARCHAR"
-    return "DOUBLE"
+    times = reader.find_time_kind(table, value) if aggregate.kind == "quantile" else None
+    return times or "DOUBLE"
 
 
 def _find_number_kind(values: Sequence[Any], expected: str) -> str:
     """DuckDB's type of a column's numbers. One that holds every grid value stays, whatever was drawn; digits that
-    no type of DuckDB's has are those of the nearest double. Dates are texts.
+    no type of DuckDB's has are those of the nearest double. Dates and times are texts here.
     """
     texts = [value for value in values if isinstance(value, str)]
-    if expected == "VARCHAR" or not all(map(_NUMBER.fullmatch, texts)):
-        return "VARCHAR"
+    if texts and expected == "VARCHAR":
+        return expected
+    if not all(map(_NUMBER.fullmatch, texts)):
+        if not all(map(_is_time, texts)):
+            return "VARCHAR"
+        is_date = expected != "TIMESTAMP" and all(len(text) == 10 for text in texts)
+        return "DATE" if is_date else "TIMESTAMP"
     if expected.startswith(("DECIMAL", "HUGEINT")) or (expected == "DOUBLE" and texts):
         return expected
     return find_kind(values, expected)

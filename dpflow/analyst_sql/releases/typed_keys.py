@@ -57,9 +57,10 @@ class KeyReader:
         kind = self._find_type(table, group)
         return "VARCHAR" if kind is None else _name_kind(kind)
 
-    def holds_times(self, table: Table, value: Node) -> bool:
-        """Whether the source says that a value is a date or timestamp; False where it cannot say."""
-        return (self._find_type(table, value) or "").startswith(("DATE", "TIMESTAMP"))
+    def find_time_kind(self, table: Table, value: Node) -> str | None:
+        """DATE or TIMESTAMP where the source says that a value is one; None where it is none, or cannot say."""
+        kind = self._find_type(table, value) or ""
+        return _name_kind(kind) if kind.startswith(("DATE", "TIMESTAMP")) else None
 
     def list_types(self) -> list[tuple[str, str | None]]:
         """The types that sources were asked for, each with its table's name; None where one could not say."""
