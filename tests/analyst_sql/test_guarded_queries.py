@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 import sqlglot
-from sql_world import EXACT, World
+from sql_world import EXACT
 from sqlglot.errors import ParseError
 
 from dpflow.analyst_sql.answer.answers import GUARDED, run_query
@@ -19,14 +20,17 @@ from dpflow.analyst_sql.releases.cells import Number, no_width
 from dpflow.errors import SqlRefused
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
 
+if TYPE_CHECKING:
+    from sql_world import World
+
 #: Released columns with the ends of their types.
-KEYS = [
+KEYS: list[tuple[str, str, list[Any]]] = [
     ("k0", "VARCHAR", ["a", "", "\\", "9"]),
     ("k1", "DATE", ["2020-01-01", "9999-12-31", "0001-01-01", None]),
     ("k2", "TIMESTAMP", ["2020-01-01 00:00:00", "9999-12-31 00:00:00", None, None]),
     ("k3", "BOOLEAN", [True, False, None, None]),
 ]
-NUMBERS = {
+NUMBERS: dict[str, list[Any]] = {
     "BIGINT": [2 - 2**63, -3, 2**63 - 1, 0],
     "DOUBLE": [-1e308, 1e308, 0.0, None],
     "DECIMAL(38,0)": ["9" * 38, "-" + "9" * 38, "0", None],

@@ -8,12 +8,14 @@ times are written. What it writes is total: whatever a row holds, a value or NUL
 from __future__ import annotations
 
 import datetime as dt
+import math
 import re
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from decimal import Decimal
+from decimal import Context, Decimal
+from fractions import Fraction
 from functools import cache
 from typing import ClassVar
 
@@ -38,6 +40,19 @@ from dpflow.tables.language.sql_writer import SqlWriter
 
 _SMALL = {"tinyint", "smallint", "integer", "bigint", "utinyint", "usmallint", "uinteger"}
 _INT64 = 2**63
+#: Comparisons with their sides exchanged.
+_EXCHANGED = {"=": "=", "<>": "<>", "<": ">", ">": "<", "<=": ">=", ">=": "<="}
+#: Digits of the widest decimals.
+_DIGITS = Context(prec=76)
+
+
+@dataclass(frozen=True)
+class Wide:
+    """A column of decimals as it is stored: its SQL, and its digits, of which ``scale`` stand behind the point."""
+
+    sql: str
+    width: int
+    scale: int
 
 
 @dataclass(frozen=True)
@@ -49,6 +64,13 @@ class Term:
     sql: str
     family: str
     unguarded: str = ""  #: of arithmetic, the same as SQL that may be NaN where it should be NULL
+    decimal: Wide | None = None  #: of a column of decimals that no double writes, its digits
+
+
+def decimal_term(value: str, name: str, field: sql.Field) -> Term:
+    """A column of decimals: a DOUBLE, which beyond 15 digits is not all of it."""
+    wide = Wide(name, field.width, field.scale) if field.width > 15 else None
+    return Term(value, "number", decimal=wide)
 
 
 @cache
@@ -291,6 +313,8 @@ class Renderer(ABC):
         compared with.
         """
         terms = [self.write_term(arg) for arg in node.args]
+        if (exact := self._compare_digits(node, terms)) is not None:
+            return exact
         families = {term.family for term, arg in zip(terms, node.args) if arg.op != "text"} or {
             "text"
         }
@@ -320,6 +344,40 @@ class Renderer(ABC):
         if node.op == "IN":
             return self.write.is_in(texts[0], texts[1:])
         return self.write.operate(texts[0], node.op, texts[1])
+
+    def _compare_digits(self, node: Node, terms: Sequence[Term]) -> str | None:
+        """A comparison of a column of decimals with literals by all digits; None of anything else.
+
+        A literal is rounded to the column's scale so that it means the same, and the column is never converted.
+        """
+        op, arguments = node.op, list(node.args)
+        if op != "IN" and terms[0].decimal is None:
+            op, arguments = _EXCHANGED[op], arguments[::-1]
+        column = next((term.decimal for term in terms if term.decimal is not None), None)
+        if column is None or any(one.op != "number" for one in arguments[1:]):
+            return None
+        write, end = self.write, 10**column.width
+
+        def constant(steps: int) -> str:
+            digits = f"{Decimal(steps).scaleb(-column.scale, _DIGITS):f}"
+            return write.cast(write.text(digits), f"DECIMAL({column.width}, {column.scale})")
+
+        # Of a column's value without it being NULL: whatever is no number of the column's is no value of it.
+        never, always = (write.operate(column.sql, one, column.sql) for one in ("<>", "="))
+        values = [Fraction(one.args[0]) * 10**column.scale for one in arguments[1:]]
+        if op in ("IN", "=", "<>"):
+            held = [int(one) for one in values if one.denominator == 1 and abs(one) < end]
+            if not held:
+                return always if op == "<>" else never
+            if op == "IN":
+                return write.is_in(column.sql, list(map(constant, held)))
+            return write.operate(column.sql, op, constant(held[0]))
+        (value,) = values
+        # Above x is above the last step up to x; below x is below the first step from x on.
+        steps = math.floor(value) if op in (">", "<=") else math.ceil(value)
+        if abs(steps) >= end:
+            return always if (steps > 0) == (op in ("<", "<=")) else never
+        return write.operate(column.sql, op, constant(steps))
 
     def _time_constant(self, text: str, family: str) -> str:
         """A text literal as a constant of a time or UUID type, in the one spelling that means it."""
@@ -357,7 +415,7 @@ class DuckDBRenderer(Renderer):
         if kind in ("float", "double"):
             return Term(self.without_nan(self.write.cast(name, "DOUBLE")), "number")
         if kind == "decimal":
-            return Term(self.write.cast(name, "DOUBLE"), "number")
+            return decimal_term(self.write.cast(name, "DOUBLE"), name, field)
         if kind in ("varchar", "enum"):
             return Term(self.write.cast(name, "VARCHAR"), "text")
         if kind in ("date", "uuid", "timestamp with time zone"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 import re
+from fractions import Fraction
 from typing import Any
 
 import pytest
@@ -516,6 +518,48 @@ def test_no_condition_fails_on_any_row(nasty: Any, longest: int, examples: int) 
             assert sum(connection.fetch_rows(f"{split} FROM {relation} AS t)")[0]) == 5
 
         total()
+
+
+WIDE = [
+    *("0", "0.01", "-0.01", "999999999999999999999999999999999999.99", "123456789012345678.25"),
+    *("123456789012345678.26", "-123456789012345678.25", "123456789012345679", "NULL"),
+]
+#: Beside each value, at it, and beyond what the column holds.
+LITERALS = [
+    *("0", "-0.01", "999999999999999999999999999999999999.99", "123456789012345678.25"),
+    *("0.005", "-0.005", "123456789012345678.255", "1e40", "-1e40"),
+]
+
+
+@pytest.mark.parametrize("literal", LITERALS)
+def test_wide_decimals_compare_by_all_digits(make: Any, literal: str) -> None:
+    """With literals, on either side, also of more digits than the column; none is rounded to a double."""
+    rows = ", ".join(f"({n}, {value}::DECIMAL(38, 2))" for n, value in enumerate(WIDE))
+    statement = f"CREATE TABLE data AS SELECT * FROM (VALUES {rows}) t(u, dec)"
+    declared = make(statement, columns={"dec": {}}).declaration
+    known = [Fraction(value) for value in WIDE if value != "NULL"]
+    number = Fraction(literal)
+    signs = {"=": "eq", "<>": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
+    for sign, name in signs.items():
+        compare = getattr(operator, name)
+        held = sum(compare(one, number) for one in known)
+        turned = sum(compare(number, one) for one in known)
+        for where, expected in (
+            (f"dec {sign} {literal}", held),
+            (f"{literal} {sign} dec", turned),
+            (f"NOT (dec {sign} {literal})", len(known) - held),
+            (f"CASE WHEN dec {sign} {literal} THEN TRUE ELSE FALSE END", held),
+        ):
+            assert count(declared, where) == expected, where
+    listed = f"dec IN ({literal}, 0.01, 0.015)"
+    assert count(declared, listed) == len({number, Fraction("0.01")} & set(known))
+    assert count(declared, f"NOT ({listed})") == len(known) - count(declared, listed)
+
+
+def count(declared: Table, where: str) -> int:
+    """How many rows pass."""
+    table = PrivateTable(declared, where)
+    return int(table.answer(COUNT, ()).rows[0])
 
 
 def test_an_unknown_column_lists_close_names() -> None:

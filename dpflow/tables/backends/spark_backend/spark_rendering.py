@@ -16,7 +16,7 @@ from dpflow.tables.access.arithmetic import (
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.spark_backend.spark_columns import INTEGERS, write_text
 from dpflow.tables.language.nodes import DATE_UNITS, Node, refuse_sql
-from dpflow.tables.language.rendering import Renderer, Term, require_operands
+from dpflow.tables.language.rendering import Renderer, Term, decimal_term, require_operands
 
 #: The largest DOUBLE below 2^63.
 _FAR = 2**63 - 1024
@@ -45,7 +45,7 @@ class SparkRenderer(Renderer):
         if kind in ("float", "double"):
             return Term(self.without_nan(self.write.cast(name, "DOUBLE")), "number")
         if kind == "decimal":
-            return Term(self.write.cast(name, "DOUBLE"), "number")
+            return decimal_term(self.write.cast(name, "DOUBLE"), name, field)
         if kind == "varchar":
             return Term(name, "text")
         if kind in ("date", "timestamp", "timestamp with time zone"):
