@@ -179,3 +179,34 @@ def test_an_interval_of_a_far_mean_holds_it(tmp_path: Path) -> None:
     (cell,) = world.ask("SELECT AVG(v) AS x FROM data").values[0]
     assert cell.low is not None and cell.high is not None
     assert Fraction(cell.low) <= value <= Fraction(cell.high) and cell.high - cell.low < 8
+
+
+def test_conditions_and_orders_of_rows_see_all_digits(tmp_path: Path) -> None:
+    """Values one double apart: WHERE, COUNT_IF and CASE part them, and a unit's first value is of the least."""
+    low, high = "123456789012345678.25", "123456789012345678.26"
+    world = World(tmp_path, {"v": ("DECIMAL(5,2)", Fraction(1), Fraction(1, 100))})
+    with duckdb.connect(str(tmp_path / "data.duckdb")) as connection:
+        connection.execute(
+            f"CREATE OR REPLACE TABLE data AS SELECT i // 2 AS u, (i % 2)::DECIMAL(5,2) AS v, "
+            f"(CASE WHEN i % 2 = 0 THEN '{high}' ELSE '{low}' END)::DECIMAL(38,2) AS w FROM range(400) t(i)"
+        )
+    fields = world.table.model_dump() | {"contribution_bounds": {"rows": 2}}
+    columns = {"w": {}, "v": {"lower": 0, "upper": 2, "step": "0.01"}}
+    world.table = Table.model_validate(fields | {"columns": columns})
+    options = {"epsilon": 100_000}
+    for where, rows in (
+        (f"w > {low}", 200),
+        (f"w < {high}", 200),
+        (f"w = {high}", 200),
+        (f"{low} < w", 200),
+    ):
+        assert world.ask(f"SELECT COUNT(*) AS n FROM data WHERE {where}", **options).rows == [
+            (rows,)
+        ]
+    listed = f"SELECT COUNT_IF(w > {low}) AS a, SUM(CASE WHEN w <= {low} THEN 1 ELSE 0 END) AS b FROM data"
+    assert world.ask(listed, **options).rows == [(200, 200)]
+    calls = ("ARG_MIN(v, w)", "ARG_MAX(v, w)", "FIRST(v ORDER BY w)", "LAST(v ORDER BY w)")
+    for call, value in zip(calls, (1, 0, 1, 0)):
+        people = f"WITH p AS (SELECT u, {call} AS x FROM data GROUP BY u)"
+        ((mean,),) = world.ask(f"{people} SELECT AVG(x) AS m FROM p", **options).rows
+        assert abs(mean - value) < 0.05, call

@@ -125,8 +125,8 @@ def draw_noise_cached(plan: SqlPlan, rng: np.random.Generator) -> Any:
 
 def count_holding(plan: SqlPlan, noisy: ReleasedTable, exact: ReleasedTable) -> list[int]:
     """For each kind of row how many of all draws' intervals hold the true value."""
-    rows = run_query([noisy], plan.query).rows
-    truth = {tuple(row[:-1]): row[-1] for row in run_query([exact], plan.query).rows}
+    rows = run_query([noisy], plan.query)[2].rows
+    truth = {tuple(row[:-1]): row[-1] for row in run_query([exact], plan.query)[2].rows}
     intervals = find_intervals(plan.query, [noisy], rows)
     assert intervals is not None
     column = intervals[-1]
@@ -197,7 +197,7 @@ def count_keys_held(world: World, shrink: float) -> tuple[float, set[int]]:
         for n, name in enumerate(names)
     ]
     table = ReleasedTable("r0", keys, ["BIGINT"], [numbers], False, present=[0])
-    rows = run_query([table], plan.query).rows
+    rows = run_query([table], plan.query)[2].rows
     column = (find_intervals(plan.query, [table], rows) or [])[-1]
     assert column.confidence == 95 and len(column.spans) == DRAWS
     spans = [span for span in column.spans if span is not None]
@@ -273,7 +273,7 @@ def test_a_row_that_a_join_lacks_counts_as_none(
         "FROM t a JOIN t b ON b.draw = a.draw AND b.city = 'Rome' LEFT JOIN t c ON c.draw = a.draw AND c.city = 'none'"
     )
     plan = world.ask(f"EXPLAIN {RELEASE} {query}", epsilon=1)
-    intervals = find_intervals(plan.query, [tables[0]], run_query([tables[0]], plan.query).rows)
+    intervals = find_intervals(plan.query, [tables[0]], run_query([tables[0]], plan.query)[2].rows)
     assert intervals is not None and intervals[-1].together >= 2
 
 
@@ -344,9 +344,9 @@ def find_published_intervals(
         return read_query(parsed, lambda name: world.table, find_public)
 
     split = make(noisy)
-    rows = run_query([noisy], split).rows
+    rows = run_query([noisy], split)[2].rows
     truths: dict[Any, list[Any]] = {}
-    for row in run_query([exact], make(exact)).rows:
+    for row in run_query([exact], make(exact))[2].rows:
         truths.setdefault(tuple(row[:-1]), []).append(row[-1])
     intervals = find_intervals(split, [noisy], rows)
     assert intervals is not None

@@ -346,10 +346,13 @@ def _read_case(expression: Any, find: Find) -> Known | None:
         return _make(operands, pair[0], pair[1], never_null=never_null)
     there = all_bounded([noise for _, noise in operands])
     lows, highs = zip(*map(_bounds, operands))
+    low, high = lows[0], highs[0]
+    if len(operands) > 1:
+        low, high = choose(there, call(exp.Least, lows)), choose(there, call(exp.Greatest, highs))
     noise = _make(
         operands,
-        choose(there, call(exp.Least, lows)),
-        choose(there, call(exp.Greatest, highs)),
+        low,
+        high,
         # Noise chooses between a NULL of any branch and the others' numbers.
         not never_null,
         never_null,

@@ -68,7 +68,7 @@ class ReleasedTable:
         """The same numbers as doubles where the plan took them for doubles, though all were drawn whole."""
         kinds = [
             planned if planned == "DOUBLE" and kind == "BIGINT" else kind
-            for kind, planned in zip(self.kinds, self.planned_kinds)
+            for kind, planned in zip(self.kinds, self.planned_kinds or self.kinds)
         ]
         return replace(self, kinds=kinds)
 

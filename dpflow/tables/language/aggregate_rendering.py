@@ -209,6 +209,9 @@ class GroupRenderer(Renderer):
         greatest value, so no order of rows decides.
         """
         value, order = map(self._read_operand, terms[:2])
+        if terms[1].decimal is not None:
+            # By all digits.
+            order = Term(terms[1].decimal.sql, "number")
         require_operands(order.family in ("whole", "number", *CALENDAR), node, "a date or number")
         value_row, order_row = self._row_name(value.sql), self._row_name(order.sql)
         function = "min" if node.op in ("arg_min", "first") else "max"
