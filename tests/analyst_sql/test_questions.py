@@ -59,12 +59,17 @@ def ledger(shop: Path) -> Ledger:
     return book
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "question", [one for one in QUESTIONS if one.rule is None], ids=lambda one: str(one.number)
+    "question",
+    [
+        pytest.param(one, marks=[] if one.number % 10 == 0 else [pytest.mark.slow])
+        for one in QUESTIONS
+        if one.rule is None
+    ],
+    ids=lambda one: str(one.number),
 )
 def test_an_answered_question_has_duckdbs_answer(
-    shop: Path, ledger: Ledger, question: Question
+    shop: Path, ledger: Ledger, question: Question, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where noise is negligible, and but for what the guide says differs: declared keys without rows."""
     (name,) = {
@@ -74,7 +79,9 @@ def test_an_answered_question_has_duckdbs_answer(
     if "epsilon" in asked:
         asked |= {"epsilon": 5_000, "delta": "1e-3"}
     query = question.query.replace("OPTIONS(epsilon=1,", "OPTIONS(epsilon=5000,")
-    answer = dpflow.sql(query, tables=[shop / f"{name}.yml"], ledger=ledger, **asked)
+    # Tables and public ones are those of dpflow.yml.
+    monkeypatch.chdir(shop)
+    answer = dpflow.sql(query, ledger=ledger, **asked)
     text = re.sub(
         r"bucket\((\w+), (\d+)\)",
         r"CAST(floor(\1 / \2) * \2 AS BIGINT)",
@@ -85,7 +92,8 @@ def test_an_answered_question_has_duckdbs_answer(
     keys = [
         n
         for n, column in enumerate(answer.columns)
-        if column.interval == "exact" or column.kind == "VARCHAR"
+        if (column.interval == "exact" or column.kind == "VARCHAR")
+        and not any(isinstance(row[n].value, list) for row in answer.values)
     ]
     expected = {tuple(as_text(row[n]) for n in keys): row for row in truth}
     # Of rows that tie, either may be chosen.

@@ -88,7 +88,7 @@ def compute_answer(
             # No noise was added to the numbers that it is computed from: they are values in their ranges.
             limits = [UNLIMITED] * len(values)
         cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
-        statistic = query.find_number(position)
+        statistic = query.find_number(position, len(result.columns))
         if one.together == 1 and statistic in (totals or {}):
             assert totals is not None and statistic is not None
             ends = totals[statistic]

@@ -114,9 +114,12 @@ class SplitQuery:
         """The text that DuckDB runs over released rows."""
         return write_sql(self.tree)
 
-    def find_number(self, position: int) -> tuple[SelectQuery, SqlAggregate] | None:
+    def find_number(self, position: int, columns: int) -> tuple[SelectQuery, SqlAggregate] | None:
         """The released number that a column of the answer is, where every row of the answer is one of a
         single release; None for whatever is computed.
+
+        Args:
+            columns: how many the answer has.
         """
         source = self.tree.args.get("from_")
         changes = {name for name, value in self.tree.args.items() if value}
@@ -124,7 +127,11 @@ class SplitQuery:
         if not isinstance(self.tree, exp.Select) or source is None or not changes <= plain:
             return None
         found = [n for table, n in find_sources(source.this) if table is source.this]
-        column = self.tree.selects[position].unalias()
+        items = self.tree.selects
+        # Behind a star, a pattern or a struct of several columns others have another position.
+        if len(items) != columns or any(one.is_star or one.find(exp.Columns) for one in items):
+            return None
+        column = items[position].unalias()
         if not found or not isinstance(column, exp.Column):
             return None
         release = self.releases[found[0]]
