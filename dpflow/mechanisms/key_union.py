@@ -98,7 +98,7 @@ class Round:
         return cls(gaussian_noise(weights, rho), max(thresholds))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def split_rounds(moved: KeySensitivity, epsilon: Fraction, delta: Fraction) -> tuple[Round, ...]:
     """All rounds at this cost. Raises `PlanRefused` for one that is too small for Gaussian noise."""
     rho = rho_for(epsilon, delta / 2)
@@ -156,14 +156,13 @@ class KeyUnion(Mechanism[KeyUnionParams]):
         """Three rounds of noisy weights; a key leaves as soon as its weight reaches the threshold."""
         left = np.ones(len(answer.keys), dtype=bool)
         for one in self.plan_rounds(params, table):
-            noisy = one.noise.add_noise(add_weights(answer, left), source)
+            places = np.flatnonzero(left)
+            names, weights = [answer.keys[i] for i in places], add_weights(answer, left)[places]
+            shown, _ = one.noise.show_from(names, weights, one.threshold, source)
             # What is released stays out of later rounds, which only post-process that fact.
-            left &= noisy < one.threshold
-        return Result(
-            tuple(
-                Row(key, "key", 1) for key in sorted(k for k, out in zip(answer.keys, ~left) if out)
-            )
-        )
+            left[places[shown]] = False
+        released = sorted(answer.keys[i] for i in np.flatnonzero(~left))
+        return Result(tuple(Row(key, "key", 1) for key in released))
 
     def error_bound(self, params: KeyUnionParams, table: Table) -> ErrorBound:
         """No numbers leave; the note says how many units a key needs."""

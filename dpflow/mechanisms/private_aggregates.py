@@ -42,7 +42,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated
 
-import numpy as np
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta
@@ -147,19 +146,18 @@ class PrivateAggregates(MeasureMechanism[PrivateAggregatesParams]):
     def draw(
         self, params: PrivateAggregatesParams, table: Table, answer: Answer, source: Source
     ) -> Result:
-        """Noisy moments of all keys, of which those below the threshold are dropped with their keys."""
+        """The noisy moment that selects keys, and the others of those that reach its threshold."""
         release = self.choose_release(params, table)[0]
-        noisy = {
-            moment: noise.add_noise(answer.moment(*moment), source)
-            for moment, noise in release.noises.items()
-        }
-        moment, threshold = selection_threshold(params, table, release)
-        shown = np.flatnonzero(noisy[moment] >= threshold)
-        # Sorted by name: the order of the answer depends on the rows.
-        order = sorted(shown.tolist(), key=lambda i: answer.keys[i])
-        chosen = {name: values[np.array(order, np.intp)] for name, values in noisy.items()}
-        keys = [answer.keys[i] for i in order]
-        return self.list_rows(release, params.measures, keys, chosen)
+        selecting, threshold = selection_threshold(params, table, release)
+        places, selected = release.noises[selecting].show_from(
+            answer.keys, answer.moment(*selecting), threshold, source
+        )
+        keys, noisy = [answer.keys[i] for i in places], {selecting: selected}
+        for moment, noise in release.noises.items():
+            if moment != selecting:
+                shown = answer.moment(*moment)[places]
+                noisy[moment] = noise.show_from(keys, shown, None, source)[1]
+        return self.list_rows(release, params.measures, keys, noisy)
 
     def error_bound(self, params: PrivateAggregatesParams, table: Table) -> ErrorBound:
         """Noise of what is shown; keys below the threshold are lost."""

@@ -87,13 +87,14 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     ) -> Result:
         """Noisy counts, of which those below the threshold are dropped with their keys."""
         rule = self._selection_rule(params, table)
-        noisy = rule.draw_counts(answer.moment(params.of, ""), source)
-        # Sorted by name: the order of the answer depends on the rows.
-        released = sorted(
-            (k, int(n)) for k, n in zip(answer.keys, noisy, strict=True) if n >= rule.threshold
-        )
+        places, noisy = rule.show_counts(answer.keys, answer.moment(params.of, ""), source)
         label = "count" if params.of == "rows" else "count_distinct"
-        return Result(tuple(Row(key, label, number, rule.half_width) for key, number in released))
+        return Result(
+            tuple(
+                Row(answer.keys[place], label, number, rule.half_width)
+                for place, number in zip(places.tolist(), noisy.tolist(), strict=True)
+            )
+        )
 
     def value_ranges(self, params: PrivateHistogramParams, table: Table) -> dict[str, ValueRange]:
         """Counts are not negative."""

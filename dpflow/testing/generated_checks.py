@@ -66,8 +66,8 @@ from dpflow.testing.harness import (
 )
 from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
-from dpflow.testing.outcomes import choose_paths, digest_outcome, list_features, make_outcome
-from dpflow.testing.replay import climb_losses, draw_losses, follow_samplers, require_same_names
+from dpflow.testing.outcomes import choose_paths, list_features, make_outcome
+from dpflow.testing.replay import DrawRun, climb_losses, draw_losses, follow_samplers
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
@@ -273,7 +273,6 @@ class _ComparedCase:
         """What is wrong with a pair: "" if nothing is; None if it cannot be followed."""
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
-            require_same_names(*pair)
             if delta:
                 needed = max(
                     _draw_delta(*runs, epsilon, delta), _draw_delta(*runs[::-1], epsilon, delta)
@@ -294,9 +293,8 @@ class _ComparedCase:
             return ""
         return f"the output distributions need delta {needed:.4g} at epsilon {epsilon:g}"
 
-    def _bind(self, answer: Answer) -> Callable[[Source], str]:
-        draw, params, table = self._mechanism.draw, self._params, self.case.table
-        return lambda source: digest_outcome(draw(params, table, answer, source))
+    def _bind(self, answer: Answer) -> DrawRun:
+        return DrawRun(self._mechanism, self._params, self.case.table, answer)
 
     def _law_of(self, answer: Answer) -> dict[str, float] | None:
         """The output distribution, or None where it has too many paths."""

@@ -25,6 +25,7 @@ from dpflow.core.contract.requests import (
     DataRequest,
     GroupedSums,
     Groups,
+    KeySets,
     ValueCounts,
 )
 from dpflow.errors import InvalidInput
@@ -202,7 +203,9 @@ def generated_neighbours(
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()
     crowd: list[tuple[Answer, Answer]] = []
-    has_crowd = isinstance(request, GroupedSums) and request.by and request.keys is None
+    has_crowd = isinstance(request, KeySets) or (
+        isinstance(request, GroupedSums) and request.by and request.keys is None
+    )
     for others in range(MAX_OTHERS + 1 + bool(has_crowd)):
         listed: list[tuple[tuple[int, int], Answer, Answer]] = []
         # Private keys show from a number of units on: then each has many.

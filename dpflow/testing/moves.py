@@ -1,7 +1,7 @@
 """Where the noise of a mechanism takes its sensitivity from, and whether its statistics move so far at most.
 
-Noise and choices have a few doors: `Noise.add_noise`, `Choice` and `SelectionRule.draw_counts`. Each carries what it
-was fitted to. A draw on one answer is repeated on a neighbour: there every door gives what it gave before, so
+Noise and choices have a few doors: `Noise.add_noise`, `Noise.show_from`, `Choice` and `SelectionRule.show_counts`.
+Each carries what it was fitted to. A draw on one answer is repeated on a neighbour: there every door gives what it gave before, so
 both sides go the same way, and what comes to each door may differ by the stated sensitivity at most. That is exact,
 whatever the noise is, also where a delta hides much.
 
@@ -168,18 +168,24 @@ def _open_integer(choice: Choice, starts: Any, lengths: Any, costs: Any, source:
     return source.meet(meeting, lambda inner: _INTEGER(choice, starts, lengths, costs, inner))
 
 
-def _open_counts(rule: SelectionRule, counts: Any, source: _Doors) -> Any:
+def _open_names(noise: Noise, names: Any, exact: Any, threshold: Any, source: _Doors) -> Any:
+    meeting = _meet(exact, _moved_of(noise), _norm_of(noise))
+    return source.meet(meeting, lambda inner: _NAMES(noise, names, exact, threshold, inner))
+
+
+def _open_counts(rule: SelectionRule, names: Any, counts: Any, source: _Doors) -> Any:
     meeting = _meet(counts, _moved_of(rule.noise), _norm_of(rule.noise))
-    return source.meet(meeting, lambda inner: _COUNTS(rule, counts, inner))
+    return source.meet(meeting, lambda inner: _COUNTS(rule, names, counts, inner))
 
 
 _NOISE, _BEST, _INTEGER = Noise.add_noise, Choice.choose_best, Choice.choose_integer
-_COUNTS = SelectionRule.draw_counts
+_NAMES, _COUNTS = Noise.show_from, SelectionRule.show_counts
 _DOORS: tuple[tuple[Any, str, Callable[..., Any], Callable[..., Any]], ...] = (
     (Noise, "add_noise", _NOISE, _open_noise),
     (Choice, "choose_best", _BEST, _open_best),
     (Choice, "choose_integer", _INTEGER, _open_integer),
-    (SelectionRule, "draw_counts", _COUNTS, _open_counts),
+    (Noise, "show_from", _NAMES, _open_names),
+    (SelectionRule, "show_counts", _COUNTS, _open_counts),
 )
 
 

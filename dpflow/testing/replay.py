@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
@@ -27,16 +27,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.requests import Answer, Sets
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.requests import Answer, Groups, Sets
 from dpflow.core.sampling import noisy_values
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.core.toolbox import quantiles, sparse_vector
 from dpflow.testing import exact_divergence
+from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.replay_laws import (
     ChoiceLaw,
     ComparisonLaw,
     Impossible,
-    LargeCounts,
+    NamedNoise,
     Place,
     ShiftedNoise,
     Stretch,
@@ -55,10 +58,22 @@ MOST_FLIPS = 30
 TRIES = 4
 
 
-def require_same_names(one: Answer, other: Answer) -> None:
-    """Raise `Unfollowed` where noise at one place belongs to another name on the other side."""
-    if isinstance(one, Sets) and isinstance(other, Sets) and one.keys != other.keys:
-        raise Unfollowed("noisy numbers have no names, and rows say which names there are")
+@dataclass(frozen=True, eq=False)
+class DrawRun:
+    """Draws of a one-shot mechanism on one answer: their digests."""
+
+    mechanism: Mechanism[Any]
+    params: Any
+    table: Table
+    answer: Answer
+
+    def __call__(self, source: Source) -> str:
+        return digest_outcome(self.mechanism.draw(self.params, self.table, self.answer, source))
+
+    @property
+    def keys(self) -> tuple[str, ...] | None:
+        """Those that the answer's numbers belong to, in their order."""
+        return self.answer.keys if isinstance(self.answer, Groups | Sets) else None
 
 
 class _Enough(Exception):
@@ -83,10 +98,14 @@ class StatedPart:
 
 
 class _Follower(Source):
-    """A source whose noisy numbers are followed; noise is ``factor`` times weaker than asked for."""
+    """A source whose noisy numbers are followed; noise is ``factor`` times weaker than asked for.
 
-    def __init__(self, factor: Fraction, explores: bool) -> None:
+    ``has_places`` says that a place of an array belongs to the same key on both sides.
+    """
+
+    def __init__(self, factor: Fraction, explores: bool, has_places: bool = True) -> None:
         self.factor, self.explores, self.logs = factor, explores, list[float]()
+        self.has_places = has_places
         self._fresh = SystemSource()
         self._stretches: dict[int, Stretch] = {}
         self.parts = list[StatedPart]()
@@ -133,9 +152,13 @@ class _Recording(_Follower):
     """Draws a run, after numbers that are given."""
 
     def __init__(
-        self, factor: Fraction, explores: bool, given: Sequence[Any] | None = None
+        self,
+        factor: Fraction,
+        explores: bool,
+        given: Sequence[Any] | None = None,
+        has_places: bool = True,
     ) -> None:
-        super().__init__(factor, explores)
+        super().__init__(factor, explores, has_places)
         self._given, self.values = given or [], list[Any]()
         self._most = math.inf if given is None else len(given) + 1
 
@@ -163,7 +186,7 @@ class _Replaying(_Follower):
     """Forces a drawn run."""
 
     def __init__(self, recorded: _Recording, is_whole: bool = True) -> None:
-        super().__init__(recorded.factor, recorded.explores)
+        super().__init__(recorded.factor, recorded.explores, recorded.has_places)
         self._left, self._is_whole = list(recorded.values), is_whole
 
     def _next(self) -> Any:
@@ -246,7 +269,7 @@ def _climb_loss(first: Run, second: Run, factor: Fraction, end: float) -> float 
         for _ in range(TRIES):
             if spent() > end:
                 return None
-            recorded = _Recording(factor, True, given)
+            recorded = _Recording(factor, True, given, _has_places(first, second))
             parts = _split_loss(first, second, recorded)
             if parts is None:
                 return math.inf
@@ -284,7 +307,7 @@ def draw_part_losses(
     The arguments are those of `draw_losses`. Raises `Unfollowed`.
     """
     with follow_samplers():
-        recorded = _Recording(Fraction(factor), explores)
+        recorded = _Recording(Fraction(factor), explores, None, _has_places(first, second))
         outcome = first(recorded)
         replayed, is_same = _Replaying(recorded), False
         # What is forced upon the neighbour before it parts from the run is comparable.
@@ -313,7 +336,8 @@ def draw_part_losses(
 
 
 def _draw_loss(first: Run, second: Run, factor: Fraction, explores: bool) -> float:
-    parts = _split_loss(first, second, _Recording(factor, explores))
+    recorded = _Recording(factor, explores, None, _has_places(first, second))
+    parts = _split_loss(first, second, recorded)
     return math.inf if parts is None else math.fsum(parts)
 
 
@@ -337,10 +361,18 @@ def _split_loss(first: Run, second: Run, recorded: _Recording) -> list[float] | 
     return [one - other for one, other in zip(recorded.logs, replayed.logs, strict=True)]
 
 
+def _has_places(first: Run, second: Run) -> bool:
+    return getattr(first, "keys", None) == getattr(second, "keys", None)
+
+
 def _follow_noise(gaussian: bool) -> Callable[..., Any]:
     def add_noise(exact: Any, size: Any, source: _Follower) -> Any:
         weaker = Fraction(size) / source.factor ** (2 if gaussian else 1)
         whole = isinstance(exact, np.ndarray)
+        if whole and not source.has_places:
+            raise Unfollowed(
+                "the places of numbers follow private keys: give them names (`Noise.show_from`)"
+            )
         numbers = exact if whole else np.array([exact], object)
         part = source.parts[-1] if source.parts else None
         if part is not None and part.moves is not None and not gaussian:
@@ -351,15 +383,36 @@ def _follow_noise(gaussian: bool) -> Callable[..., Any]:
     return add_noise
 
 
+def _follow_named(gaussian: bool) -> Callable[..., Any]:
+    sampler: Any = "discrete_gaussian" if gaussian else "discrete_laplace"
+
+    def show(names: Any, exact: Any, size: Any, threshold: int | None, source: _Follower) -> Any:
+        weaker = Fraction(size) / source.factor ** (2 if gaussian else 1)
+        law = NamedNoise(_by_name(names, exact), sampler, weaker, threshold)
+        return _show_named(names, source.follow(law).shown, sorted)
+
+    return show
+
+
 def _follow_large(
     names: Any, counts: Any, scale: Any, radius: int, threshold: int, source: _Follower
 ) -> Any:
-    law = exact_divergence.truncated_laplace(Fraction(scale) / source.factor, radius)
-    by_name = dict(zip(names.tolist(), counts.tolist(), strict=True))
-    noisy_by_name = source.follow(LargeCounts(by_name, law, threshold))
-    indexes = [i for i, name in enumerate(names.tolist()) if name in noisy_by_name]
-    noisy = [noisy_by_name[name] for name in names.tolist() if name in noisy_by_name]
-    return np.array(indexes, np.int64), np.array(noisy, np.int64)
+    weaker = Fraction(scale) / source.factor
+    exact = _by_name(names, counts)
+    law = NamedNoise(exact, "truncated_laplace", weaker, threshold + 1, radius)
+    return _show_named(names, source.follow(law).shown, list)
+
+
+def _by_name(names: Any, exact: Any) -> dict[Any, int]:
+    return dict(zip(names, _as_list(exact), strict=True))
+
+
+def _show_named(names: Any, noisy: Mapping[Any, int], order: Callable[..., list[Any]]) -> Any:
+    """Places of shown names, and their noisy numbers."""
+    places = {name: place for place, name in enumerate(names)}
+    shown = order([name for name in places if name in noisy])
+    chosen = np.array([places[name] for name in shown], np.intp)
+    return chosen, np.array([noisy[name] for name in shown], np.int64)
 
 
 def _as_list(values: Any) -> list[int]:
@@ -432,6 +485,8 @@ _STAND_INS: dict[Any, Callable[..., Any]] = {
     ),
     noisy_values.add_laplace: _follow_noise(False),
     noisy_values.add_gaussian: _follow_noise(True),
+    noisy_values.show_laplace: _follow_named(False),
+    noisy_values.show_gaussian: _follow_named(True),
     noisy_values.show_large_counts: _follow_large,
     noisy_values.draw_place: _follow_place,
     quantiles._draw_from_bands: _follow_bands,

@@ -18,8 +18,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.core.contract.requests import Answer
-from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput
 from dpflow.testing.audit import RARE, clopper_pearson
 from dpflow.testing.examples import (
@@ -28,15 +26,8 @@ from dpflow.testing.examples import (
     plan_mechanism,
 )
 from dpflow.testing.harness import epsilon_delta
-from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import (
-    Run,
-    climb_losses,
-    draw_losses,
-    follow_samplers,
-    require_same_names,
-)
+from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses, follow_samplers
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 from dpflow.testing.work import spent
@@ -180,16 +171,11 @@ def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]
     else:
         request = mechanism.data_request(params, example.table)
 
-        def bind_answer(answer: Answer) -> Run:
-            def run(source: Source) -> str:
-                return digest_outcome(mechanism.draw(params, example.table, answer, source))
-
-            return run
-
         for one, other in list_pairs(request, example, edges=True):
-            with suppress(Unfollowed):
-                require_same_names(one, other)
-                pairs.append((bind_answer(one), bind_answer(other)))
+            first, second = (
+                DrawRun(mechanism, params, example.table, answer) for answer in (one, other)
+            )
+            pairs.append((first, second))
     return [side for one, other in pairs for side in ((one, other), (other, one))]
 
 

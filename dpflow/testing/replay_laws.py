@@ -5,11 +5,11 @@ side, and says on the other how probable the same number is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -101,33 +101,125 @@ class Place:
         raise Impossible
 
 
+#: Gaussian tails are summed up to this sigma, and this many sigmas far; beyond it an integral is as near.
+MAX_SUMMED, FAR = 1000, 38
+
+
 @dataclass(frozen=True)
-class LargeCounts:
-    """Counts by name that noise of a bounded size lifts above a threshold."""
+class NamedNoise:
+    """Numbers of private names with noise of one law, of which those that reach a threshold are shown.
 
-    counts: Mapping[Any, int]
-    noise: Mapping[int, float]
-    threshold: int
+    A name that one side alone has is hidden on that side, or the other side never makes the run. Noise without a radius
+    keeps its guarantee though the hidden numbers of other names are seen, so runs compare these, too.
 
-    def draw(self, source: Source, explores: bool) -> dict[Any, int]:
-        values = list(self.noise)
-        law = ChoiceLaw(np.log([self.noise[x] for x in values]))
-        noisy = {name: n + values[law.draw(source, explores)] for name, n in self.counts.items()}
-        return {name: n for name, n in noisy.items() if n > self.threshold}
+    Attributes:
+        exact: the numbers by name.
+        sampler: of the noise.
+        size: as of `ShiftedNoise`.
+        threshold: from which noisy number on a name is shown; None where all are.
+        radius: of truncated noise.
+    """
 
-    def log_mass(self, value: Mapping[Any, int]) -> float:
-        if not value.keys() <= self.counts.keys():
-            raise Impossible
-        total = 0.0
-        for name, count in self.counts.items():
-            mass = self.noise.get(value[name] - count, 0.0) if name in value else self._hide(count)
-            if mass <= 0:
+    exact: Mapping[Any, int]
+    sampler: Literal["discrete_laplace", "discrete_gaussian", "truncated_laplace"]
+    size: Fraction
+    threshold: int | None = None
+    radius: int | None = None
+
+    def draw(self, source: Source, explores: bool) -> NamedNumbers:
+        power = 2 if self.sampler == "discrete_gaussian" else 1
+        size = self.size * (WIDER**power if explores else 1)
+        radius = [] if self.radius is None else [self.radius]
+        noise = REAL[self.sampler](size, *radius, len(self.exact), source).tolist()
+        noisy = {name: n + x for (name, n), x in zip(self.exact.items(), noise, strict=True)}
+        if self.radius is not None:
+            noisy = {name: n for name, n in noisy.items() if self.shows(n)}
+        return NamedNumbers(noisy, self)
+
+    def shows(self, noisy: int) -> bool:
+        """Whether the name of this number leaves."""
+        return self.threshold is None or noisy >= self.threshold
+
+    def log_mass(self, value: NamedNumbers) -> float:
+        return math.fsum([*self._list_logs(value)])
+
+    def _list_logs(self, value: NamedNumbers) -> Iterator[float]:
+        for name, exact in self.exact.items():
+            if name in value.noisy:
+                yield self._log_weight(value.noisy[name] - exact)
+            else:
+                yield self._log_hidden(exact)
+        for name in value.noisy.keys() - self.exact.keys():
+            if self.shows(value.noisy[name]):
                 raise Impossible
-            total += math.log(mass)
-        return total
+            # Here it is hidden for certain: what is left is its law on the other side, given that.
+            exact = value.law.exact[name]
+            yield value.law._log_weight(value.noisy[name] - exact) - value.law._log_hidden(exact)
 
-    def _hide(self, count: int) -> float:
-        return math.fsum(p for x, p in self.noise.items() if count + x <= self.threshold)
+    def _log_weight(self, noise: int) -> float:
+        """Of a number that is followed; its normaliser is the same on both sides, which follow the same names."""
+        if self.radius is not None and abs(noise) > self.radius:
+            raise Impossible
+        if self.sampler == "discrete_gaussian":
+            return -(noise**2) / (2 * float(self.size))
+        return -abs(noise) / float(self.size)
+
+    def _log_hidden(self, exact: int) -> float:
+        """Of a number that noise leaves below the threshold."""
+        if self.threshold is None:
+            raise Impossible
+        room = self.threshold - exact
+        # The smaller of both tails has no rounding to hide it.
+        if room > 0:
+            return math.log1p(-self._tail(room))
+        hidden = self._tail(1 - room)
+        if hidden <= 0:
+            raise Impossible
+        return math.log(hidden)
+
+    def _tail(self, t: int) -> float:
+        """Pr[X >= t] for t >= 1."""
+        if self.sampler == "discrete_gaussian":
+            return _gaussian_tail(self.size, t)
+        rate = float(1 / self.size)
+        if self.radius is None:
+            return math.exp(-rate * t) / (1 + math.exp(-rate))
+        if t > self.radius:
+            return 0.0
+        # (q^t - q^(k+1)) / (1 + q - 2 q^(k+1))
+        above = math.exp(-rate * t) * -math.expm1(-rate * (self.radius + 1 - t))
+        whole = -math.expm1(-rate * (self.radius + 1))
+        return above / (whole - math.exp(-rate) * math.expm1(-rate * self.radius))
+
+
+@dataclass(frozen=True)
+class NamedNumbers:
+    """Noisy numbers by name, and the law that they are of."""
+
+    noisy: Mapping[Any, int]
+    law: NamedNoise
+
+    @property
+    def shown(self) -> dict[Any, int]:
+        """Those that leave."""
+        return {name: n for name, n in self.noisy.items() if self.law.shows(n)}
+
+
+def _gaussian_tail(sigma2: Fraction, t: int) -> float:
+    if sigma2 > MAX_SUMMED**2:
+        return math.erfc((t - 0.5) / math.sqrt(2 * float(sigma2))) / 2
+    tails = _list_gaussian_tails(sigma2)
+    return float(tails[t]) if t < len(tails) else 0.0
+
+
+@lru_cache(maxsize=32)
+def _list_gaussian_tails(sigma2: Fraction) -> NDArray[np.float64]:
+    """Pr[X >= t] by t, from 0 on."""
+    reach = math.ceil(FAR * math.sqrt(float(sigma2))) + 2
+    weights = np.exp(-(np.arange(reach) ** 2.0) / (2 * float(sigma2)))
+    tails: NDArray[np.float64] = np.cumsum(weights[::-1])[::-1]
+    tails /= 2 * tails[0] - 1
+    return tails
 
 
 class Stretch:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from dpflow.core.contract.requests import Sets
+from dpflow.core.contract.results import Result, Row
+from dpflow.core.sampling import noisy_values
 from dpflow.core.sampling.noisy_values import (
     add_gaussian,
     add_laplace,
@@ -19,12 +22,13 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import circular_order, discrete_laplace, uniform_integers
 from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.mechanisms.count import Count
+from dpflow.mechanisms.key_union import KeyUnion
 from dpflow.mechanisms.mean import Variance
 from dpflow.testing import enumeration, exact_divergence
 from dpflow.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
-from dpflow.testing.replay import Run, climb_losses, draw_losses
+from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
 from dpflow.testing.replay_audit import (
     ReplayedRuns,
     bound_delta,
@@ -32,7 +36,7 @@ from dpflow.testing.replay_audit import (
     replay_examples,
     replay_pair,
 )
-from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay_laws import Impossible, NamedNoise, NamedNumbers, Unfollowed
 
 F = Fraction
 EXAMPLES = examples_for(Count())
@@ -86,6 +90,89 @@ def test_counts_above_a_threshold_are_infinite_where_one_side_lacks_the_name() -
     infinite = sum(mass for x, mass in shown.items() if 3 + x > 3)
     assert np.isinf(found).mean() == pytest.approx(infinite, abs=0.12)
     assert set(found[np.isfinite(found)].round(9)) == {round(math.log(1 - infinite), 9)}
+
+
+NAMED: Any = pytest.mark.parametrize(
+    ("noise", "law"),
+    [
+        ("laplace", exact_divergence.discrete_laplace(F(1))),
+        ("gaussian", exact_divergence.discrete_gaussian(F(1))),
+    ],
+)
+
+
+@NAMED
+def test_a_name_of_one_side_loses_its_chance_to_show(noise: str, law: Any) -> None:
+    """Hidden on one side alone, it loses the logarithm of that; shown, everything. Names align, not places."""
+
+    def run(**numbers: int) -> Run:
+        names, exact = list(numbers), np.array(list(numbers.values()))
+
+        def draw(source: Source) -> Any:
+            # Looked up late: whoever follows replaces it.
+            show = getattr(noisy_values, f"show_{noise}")
+            places, noisy = show(names, exact, F(1), 2, source)
+            return [names[place] for place in places], noisy.tolist()
+
+        return draw
+
+    found = draw_losses(run(b=9, a=1), run(c=1, b=9), 400)
+    shown = sum(mass for x, mass in law.items() if 1 + x >= 2)
+    assert np.isinf(found).mean() == pytest.approx(shown, abs=0.12)
+    assert not found[np.isfinite(found)].round(9).any()
+    assert set(draw_losses(run(b=9, a=1), run(b=9), 400).round(6)) == {
+        math.inf,
+        round(math.log1p(-shown), 6),
+    }
+
+
+@NAMED
+def test_tails_of_named_noise_are_those_of_its_law(noise: str, law: Any) -> None:
+    for radius, sampler, masses in (
+        (None, f"discrete_{noise}", law),
+        (7, "truncated_laplace", exact_divergence.truncated_laplace(F(1), 7)),
+    ):
+        for exact in (-9, -3, 0, 1, 2, 5, 8):
+            side = NamedNoise({"a": exact}, cast(Any, sampler), F(1), 3, radius)
+            hidden = math.fsum(mass for x, mass in masses.items() if exact + x < 3)
+            if hidden:
+                assert side.log_mass(NamedNumbers({}, side)) == pytest.approx(
+                    math.log(hidden), abs=1e-6
+                )
+            else:
+                with pytest.raises(Impossible):
+                    side.log_mass(NamedNumbers({}, side))
+
+
+def test_wide_gaussian_tails_are_integrals() -> None:
+    """Beside the sum over a sigma that is as wide as is summed."""
+    for t in (1, 700, 4000):
+        wide = NamedNoise({"a": 0}, "discrete_gaussian", F(1001**2), t)
+        summed = exact_divergence.discrete_gaussian(F(1001**2))
+        hidden = math.fsum(mass for x, mass in summed.items() if x < t)
+        assert wide.log_mass(NamedNumbers({}, wide)) == pytest.approx(math.log(hidden), abs=1e-7)
+
+
+def test_places_of_private_keys_are_not_compared() -> None:
+    """As many keys with other names, or in another order: the mechanism has to name its numbers."""
+
+    class Places(KeyUnion):
+        """Adds noise by place."""
+
+        def draw(self, params: Any, table: Any, answer: Any, source: Source) -> Result:
+            noisy = add_laplace(np.ones(len(answer.keys), np.int64), F(1), source)
+            return Result(tuple(Row(key, "key", int(n)) for key, n in zip(answer.keys, noisy)))
+
+    def run(mechanism: KeyUnion, *keys: str) -> Run:
+        (example, *_) = examples_for(mechanism)
+        params = mechanism.Params.model_validate(dict(example.params))
+        sets = Sets(keys, np.arange(len(keys)), np.arange(len(keys)))
+        return DrawRun(mechanism, params, example.table, sets)
+
+    with pytest.raises(Unfollowed, match="names"):
+        draw_losses(run(Places(), "a", "b"), run(Places(), "b", "a"), 1)
+    assert not draw_losses(run(Places(), "a", "b"), run(Places(), "a", "b"), 5).any()
+    assert not draw_losses(run(KeyUnion(), "a", "b"), run(KeyUnion(), "b", "a"), 5).any()
 
 
 def test_uniform_draws_are_shared() -> None:

@@ -40,8 +40,35 @@ def add_gaussian(exact: Exact, sigma2: Fraction, source: Source) -> Exact:
     return _add_noise(exact, discrete_gaussian(sigma2, np.size(exact), source))
 
 
+def show_laplace(
+    names: Sequence[Any], exact: Ints, scale: Fraction, threshold: int | None, source: Source
+) -> tuple[Ints, Ints]:
+    """Numbers of private names with discrete Laplace noise, as far as they reach a threshold; nothing of the others.
+
+    The guarantee must hold though hidden numbers of names that both neighbours have are seen: audits see them.
+
+    Args:
+        names: of the numbers; they leave with those that are shown.
+        exact: the numbers.
+        scale: of the noise.
+        threshold: from which noisy number on; None where every name may leave.
+        source: where the noise comes from.
+
+    Returns:
+        Places of the shown ones, in the order of their names, and their noisy numbers.
+    """
+    return _show(names, add_laplace(exact, scale, source), threshold)
+
+
+def show_gaussian(
+    names: Sequence[Any], exact: Ints, sigma2: Fraction, threshold: int | None, source: Source
+) -> tuple[Ints, Ints]:
+    """The same with discrete Gaussian noise of parameter sigma^2."""
+    return _show(names, add_gaussian(exact, sigma2, source), threshold)
+
+
 def show_large_counts(
-    names: NDArray[Any],
+    names: Sequence[Any] | NDArray[Any],
     counts: Ints,
     scale: Fraction,
     radius: int,
@@ -85,6 +112,13 @@ def draw_place(
     piece = choose_piece(lengths, costs, rate, source)
     # All integers of a run cost the same, so within the run the draw is uniform.
     return int(starts[piece]) + source.draw_below(int(lengths[piece]))
+
+
+def _show(names: Sequence[Any], noisy: Ints, threshold: int | None) -> tuple[Ints, Ints]:
+    shown = range(len(noisy)) if threshold is None else np.flatnonzero(noisy >= threshold).tolist()
+    # Private names come in the order of the rows, which must not leave.
+    places = np.array(sorted(shown, key=names.__getitem__), np.intp)
+    return places, noisy[places]
 
 
 def _add_noise(exact: Exact, noise: Ints) -> Exact:

@@ -14,15 +14,24 @@ Laplace noise that never exceeds a bound: (epsilon, delta)-DP, and what makes ke
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import lru_cache
 from statistics import NormalDist
+from typing import Any
 
 from dpflow.core.accounting import renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
 from dpflow.core.contract.sensitivity import Sensitivity
-from dpflow.core.sampling.noisy_values import Exact, add_gaussian, add_laplace
+from dpflow.core.sampling.noisy_values import (
+    Exact,
+    Ints,
+    add_gaussian,
+    add_laplace,
+    show_gaussian,
+    show_laplace,
+)
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE
 from dpflow.errors import PlanRefused
@@ -46,6 +55,16 @@ class Noise:
         if isinstance(self.event, DiscreteLaplace):
             return add_laplace(exact, self.event.scale, source)
         return add_gaussian(exact, self.event.sigma2, source)
+
+    def show_from(
+        self, names: Sequence[Any], exact: Ints, threshold: int | None, source: Source
+    ) -> tuple[Ints, Ints]:
+        """Noisy numbers of private names, as far as they reach a threshold: their places in the order of the names,
+        and the numbers. None shows all.
+        """
+        if isinstance(self.event, DiscreteLaplace):
+            return show_laplace(names, exact, self.event.scale, threshold, source)
+        return show_gaussian(names, exact, self.event.sigma2, threshold, source)
 
     @property
     def scale(self) -> Fraction:

@@ -24,19 +24,21 @@ by D2 in L2. A key that no row has is never shown. Three rules, of which
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
 from dpflow.core.contract.sensitivity import GroupedSensitivity
+from dpflow.core.sampling.noisy_values import show_large_counts
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import truncated_laplace
 from dpflow.core.toolbox.noise import (
     FAILURE,
     Noise,
@@ -51,6 +53,7 @@ Law = Literal["laplace", "gaussian"]
 # Covers the rounding of 60-digit arithmetic, always in favour of the privacy unit.
 _SLACK = 1 + Decimal("1e-30")
 _ROOT = Decimal("2.50662827463")  # below the root of 2 pi
+_ROOT_OF_2_PI = float(_ROOT)
 
 
 def require_delta(value: Fraction) -> Fraction:
@@ -124,12 +127,16 @@ class SelectionRule:
         tail = gaussian_above(counts.l2_squared / (2 * rho), half / moved.bounds.groups)
         return cls(event, gaussian_noise(counts, rho), moved.most(of) + tail)
 
-    def draw_counts(self, counts: NDArray[np.int64], source: Source) -> NDArray[np.int64]:
-        """Noisy counts; those below the threshold must not leave."""
+    def show_counts(
+        self, names: Sequence[Any], counts: NDArray[np.int64], source: Source
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Noisy counts of the keys that are shown: their places in the order of their names, and the counts."""
         if self.bound is None:
-            return self.noise.add_noise(counts, source)
-        assert isinstance(self.noise.event, DiscreteLaplace)
-        return counts + truncated_laplace(self.noise.event.scale, self.bound, len(counts), source)
+            return self.noise.show_from(names, counts, self.threshold, source)
+        scale, highest = self.noise.scale, self.threshold - 1
+        places, noisy = show_large_counts(names, counts, scale, self.bound, highest, source)
+        order = np.array(sorted(range(len(places)), key=lambda i: names[int(places[i])]), np.intp)
+        return places[order], noisy[order]
 
     @property
     def half_width(self) -> int:
@@ -172,14 +179,27 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
             square = Decimal(t - 1) ** 2 / variance
             return -square / 2 - (square.sqrt() * _ROOT).ln() <= log * _SLACK
 
-        low, high = 1, 2
-        # Doubling first, then halving: no closed form of the bound is exact.
+        # Doubles say about where it is; the bound itself is decided in decimals.
+        high = max(2, _find_gaussian_tail(float(sigma2), float(log)))
+        step = 1
         while not tail_holds(high):
-            low, high = high, 2 * high
+            high, step = high + step, 2 * step
+        low, step = high - 1, 1
+        while low > 1 and tail_holds(low):
+            low, high, step = max(1, low - step), low, 2 * step
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (low, middle) if tail_holds(middle) else (middle, high)
         return high
+
+
+def _find_gaussian_tail(sigma2: float, log: float) -> int:
+    """About the t whose x = (t - 1)/sigma has x^2/2 + log(x root(2 pi)) = -log, by Newton's method."""
+    x = max(math.sqrt(max(-2 * log, 0.0)), 1.0)
+    for _ in range(30):
+        change = (x * x / 2 + math.log(x * _ROOT_OF_2_PI) + log) / (x + 1 / x)
+        x = max(x - change, x / 2)
+    return math.floor(x * math.sqrt(sigma2)) + 2
 
 
 @lru_cache(maxsize=256)

@@ -16,6 +16,7 @@ from dpflow.testing.corpus import (
     broken_sensitivities,
     broken_sessions,
     broken_structures,
+    broken_unions,
 )
 from dpflow.testing.examples import EXAMPLE_TABLE, AnyMechanism, Example
 
@@ -153,6 +154,12 @@ CONTROLS = (
     Control(broken_deltas.ShowsHalfOfTheLone(), _LONE),
     Control(broken_deltas.RuleOfAddRemove(), _GENERATED),
     Control(broken_deltas.TwiceTheEpsilon(), _GENERATED),
+    Control(broken_unions.HalfTheUnionNoise(), _GENERATED),
+    Control(broken_unions.RhoInEveryRound(), _GENERATED),
+    Control(broken_unions.OneSideOfUnion(), _GENERATED),
+    Control(broken_unions.ThresholdOfOneKey(), _GENERATED),
+    Control(broken_unions.DeltaInEveryRound(), _LONE),
+    Control(broken_unions.WeightsOfOne(), _MOVES),
     Control(broken_ranges.HalfFromFiveKeys(), _GENERATED),
     Control(broken_ranges.HalfFromManyKeys(), _GENERATED),
     Control(broken_ranges.HalfAtSomeKeys(), _GENERATED),
@@ -197,6 +204,7 @@ TWINS = (
     broken_moves.SortedByNoise(),
     broken_moves.SeldomMoreNoise(),
     broken_deltas.SoundRule(),
+    broken_unions.SoundUnion(),
     broken_ranges.MoreFromFiveKeys(),
     broken_ranges.SoundWeight(),
     broken_ranges.SoundTenfold(),
