@@ -297,7 +297,7 @@ class MeasureMechanism(Mechanism[N]):
         return ErrorBound(errors, "; ".join([*notes, *([note] if note else [])]))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=512)
 def _choose_release(
     mechanism: MeasureMechanism[Any], params: Any, table: Table
 ) -> tuple[Release, str]:

@@ -301,13 +301,19 @@ class Query:
         if measure.column is None:
             return totals, [error] * len(totals)
         step = self.table.bounded_column(measure.column).step
-        values = [float(total * step) for total in totals]
+        # A quotient of integers is rounded once, as that of fractions.
+        values = [total * step.numerator / step.denominator for total in totals]
         # Far from 0 a double is not the sum: what it is off by, is part of the error.
         errors: list[float | None] = [
-            error if Fraction(value) == total * step else error + abs(value) * _ROUNDING
-            for value, total in zip(values, totals)
+            error if _is_exact(value, total, step) else error + abs(value) * _ROUNDING
+            for value, total in zip(values, totals, strict=True)
         ]
         return values, errors
+
+
+def _is_exact(value: float, total: int, step: Fraction) -> bool:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator * step.denominator == total * step.numerator * denominator
 
 
 @dataclass(frozen=True)
