@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import fcntl
 import json
 import os
 import shutil
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_process import AirflowProcess
+from made_once import make_once
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -94,14 +94,10 @@ def start_airflow() -> AirflowProcess:
 
 @cache
 def _make_database() -> Path:
-    """Once for all workers: the first one makes it in the folder that they share."""
-    home = Path(os.environ["DPFLOW_TEST_STATE"]) / "airflow"
-    home.mkdir(exist_ok=True)
-    with (home / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not (home / "made").exists():
-            start_airflow().run(MIGRATE, airflow_environment(home))
-            (home / "made").touch()
+    """Several rooms import the fixture."""
+    home = make_once(
+        "airflow", lambda home: start_airflow().run(MIGRATE, airflow_environment(home))
+    )
     return home / "airflow.db"
 
 

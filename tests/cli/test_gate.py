@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 import yaml
+from made_once import make_registry
 from typer.testing import CliRunner, Result
 
 from dpflow.cli import app
@@ -96,7 +97,7 @@ def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
 def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    uri = make_registry(tiny.folder)
     moves = ("--model", "scores", "--tracking-uri", uri, "--better-by", "0.1")
     both = candidates(tiny, ("bad", "0.3"), ("good", "0.7"))
     done = run(tiny, "submit", file, both, *moves)

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import skops.io
 import yaml
+from made_once import make_registry
 from mlflow import MlflowClient
 from page_runner import examples, inside, run_main
 from sklearn.linear_model import LogisticRegression
@@ -179,7 +180,7 @@ def test_the_workflow_of_the_page_runs(granted: Path, monkeypatch: pytest.Monkey
     passes when a candidate is promoted, and fails for one that is not.
     """
     job = yaml.safe_load(FILES[".github/workflows/model-gate.yml"])["jobs"]["gate"]
-    uri = f"sqlite:///{granted}/mlflow.db"
+    uri = make_registry(granted)
     assert set(job["env"]) == {"DPFLOW_LEDGER", "MLFLOW_TRACKING_URI"}
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     steps = [shlex.split(step["run"]) for step in job["steps"] if "dpflow " in step.get("run", "")]

@@ -14,6 +14,7 @@ import duckdb
 import numpy as np
 import pytest
 from holdout_gates import PARAMS
+from made_once import make_registry
 from pydantic import ValidationError
 
 from dpflow import Session, plan
@@ -260,7 +261,7 @@ def test_a_registered_model_is_a_candidate(tiny: Tiny, gate: Session) -> None:
     """By version and by alias; what the registry does not have is refused."""
     from mlflow import MlflowClient
 
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    uri = make_registry(tiny.folder)
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     client.create_registered_model("sick")
     version = client.create_model_version("sick", source=fitted(tiny, "tree").as_uri()).version

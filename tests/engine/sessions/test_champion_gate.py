@@ -10,6 +10,7 @@ import duckdb
 import pytest
 import yaml
 from holdout_gates import MemoryRegistry
+from made_once import make_registry
 from typer.testing import CliRunner
 
 from dpflow import ModelGate, Session, plan
@@ -201,7 +202,7 @@ def test_a_registered_version_hears_its_verdict(
     """
     import mlflow
 
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    uri = make_registry(tiny.folder)
     made = _registered(tiny, uri)
     given = PARAMS | {"metric": "accuracy", "epsilon": "40", "count_epsilon": "1"}
     shared = {"label": "sick", "features": ["a"], "tracking_uri": uri}
@@ -245,7 +246,7 @@ def test_a_registered_version_hears_its_verdict(
 
 def test_a_pipeline_reviews_the_champion(tiny: Tiny, table: Path) -> None:
     """`dpflow gate review` ends with 0 while the champion stays, and with 1 when it fell."""
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    uri = make_registry(tiny.folder)
     moves = ("--model", "late", "--tracking-uri", uri, "--ledger", str(tiny.ledger), "--json")
 
     def run(*words: object) -> Any:

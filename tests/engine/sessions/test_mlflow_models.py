@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import mlflow
 import pytest
+from made_once import make_registry
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
@@ -32,19 +31,10 @@ TRUSTED = ["sklearn.tree._tree.Tree"]
 NEEDS = {"pip_requirements": ["scikit-learn"]}
 
 
-@pytest.fixture(scope="module")
-def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A database with MLflow's tables, which takes two CPU seconds to make."""
-    path = tmp_path_factory.mktemp("mlflow") / "mlflow.db"
-    mlflow.MlflowClient(f"sqlite:///{path}").search_experiments()
-    return path
-
-
 @pytest.fixture
-def registry(tiny: Tiny, empty_database: Path) -> Iterator[str]:
+def registry(tiny: Tiny) -> Iterator[str]:
     """An empty registry and its file store."""
-    former, uri = mlflow.get_tracking_uri(), f"sqlite:///{tiny.folder}/mlflow.db"
-    shutil.copy(empty_database, tiny.folder / "mlflow.db")
+    former, uri = mlflow.get_tracking_uri(), make_registry(tiny.folder)
     mlflow.set_tracking_uri(uri)
     mlflow.create_experiment("gate", artifact_location=(tiny.folder / "store").as_uri())
     mlflow.set_experiment("gate")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from holdout_gates import PARAMS, MemoryRegistry, open_gate
+from made_once import make_registry
 
 from dpflow import Session
 from dpflow.engine.sessions.candidate import Submission, load_candidate
@@ -178,7 +179,7 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
 
     from dpflow.engine.sessions.model_promotion import Promoter
 
-    uri = f"sqlite:///{tiny.folder}/mlflow.db"
+    uri = make_registry(tiny.folder)
     session, _ = losses(tiny, failures=5)
     promoter = Promoter("loss", "champion", uri, better_by="0.05")
     first = judge(session, loss_of("bad", "0.45"), promoter)
