@@ -19,7 +19,7 @@ from page_runner import ROOT
 from dpflow.ledger import Ledger
 
 PROGRAM = ROOT / "docs" / "audit"
-MODULES = ("shapes", "costs", "signatures", "decisions", "audit")
+MODULES = ("fitting", "shapes", "costs", "signatures", "decisions", "audit")
 
 
 def write_program(folder: Path) -> None:

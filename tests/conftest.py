@@ -24,7 +24,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("dpflow")
-pytest_plugins = ["airflow_tasks", "duckdb_files", "pgserver", "smallworld"]
+pytest_plugins = ["airflow_tasks", "duckdb_files", "pgserver", "s3server", "smallworld"]
 
 #: Modules whose few tests wait for processes of their own: at the end of a run one worker would do
 #: them alone.

@@ -8,7 +8,8 @@ from decimal import MAX_EMAX, MIN_EMIN, Context, Decimal, setcontext
 from fractions import Fraction
 from math import ceil, floor
 
-from shapes import FIELDS, HEADER, LINES, fits
+from fitting import fits, misfit
+from shapes import FIELDS, HEADER, LINES
 
 KEY = ["scope", "dag_id", "task_id", "run_identity", "digest", "ordinal"]
 UNITS = 10**12, 10**18, 10**12  # of epsilon, delta and Renyi divergence
@@ -22,7 +23,9 @@ def entries(place):
         is_export = file.read(6) != b"SQLite"
     if is_export:
         with open(place, encoding="utf-8") as file:
-            assert fits(HEADER, json.loads(file.readline())), "this is no export"
+            header = json.loads(file.readline())
+            wrong = misfit(HEADER, header)
+            assert fits(HEADER, header), f"no export that this program reads: its {wrong}"
             for line in map(json.loads, file):
                 assert any(fits(shape, line) for shape in LINES), "a line that no export has"
                 if line["line"] == "entry":

@@ -3,60 +3,14 @@
 import base64
 import hashlib
 import json
-import re
 from datetime import datetime
 from fractions import Fraction
 
-AMOUNT = r"(\d{1,101}(\.\d{1,110})?(e-\d{1,3})?|\d{1,101}/\d{1,101})"
+from fitting import between, either, fits, matching, misfit, spelled, text_of, whole
+
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
 NESTED = 32  # events in events
 FIELDS = ["seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous"]
-
-
-def fits(shape, value):
-    """A type; a constant; {either, or}; [items of one shape]; (a list, of these); a dict with these
-    names, "name?" where it may be missing; or a function that says so."""
-    if isinstance(shape, frozenset):
-        return any(fits(each, value) for each in shape)
-    if isinstance(shape, list):
-        return type(value) is list and all(fits(shape[0], item) for item in value)
-    if isinstance(shape, tuple):
-        return type(value) is list and len(value) == len(shape) and all(map(fits, shape, value))
-    if isinstance(shape, dict):
-        names = {name.rstrip("?"): part for name, part in shape.items()}
-        needed = {name for name in shape if name[-1] != "?"}
-        known = type(value) is dict and needed <= value.keys() <= names.keys()
-        return known and all(fits(names[name], part) for name, part in value.items())
-    if isinstance(shape, type):
-        return type(value) is shape
-    if callable(shape):
-        return shape(value)
-    return type(value) is type(shape) and value == shape
-
-
-def either(*shapes):
-    return frozenset(shapes)
-
-
-def matching(pattern):
-    return lambda value: type(value) is str and bool(re.fullmatch(pattern, value, re.ASCII))
-
-
-def whole(least, largest=float("inf")):
-    return lambda value: type(value) is int and least <= value <= largest
-
-
-def between(least, largest, also=None):
-    """An amount as text."""
-
-    def check(value):
-        if not matching(AMOUNT)(value):
-            return False
-        amount = Fraction(value)
-        size = max(amount.numerator, amount.denominator)
-        return size <= 10**100 and (amount == also or least <= amount <= largest)
-
-    return check
 
 
 def time(value):
@@ -71,21 +25,6 @@ def verifier_key(value):
     key = base64.b64decode(text, validate=True)
     known = hashlib.sha256(name.encode() + b"\n" + key).digest()[:4].hex() == number
     return known and key[:1] == b"\x01" and len(key) == 33
-
-
-def spelled(value):
-    """As the ledger writes JSON: one spelling for equal values, and no name twice."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"))
-
-
-def text_of(shape, same=True):
-    """JSON of this shape in a text."""
-
-    def check(value):
-        held = json.loads(value) if type(value) is str else None
-        return fits(shape, held) and (not same or spelled(held) == value)
-
-    return check
 
 
 named, digest = matching("(?s:.+)"), matching("[0-9a-f]{64}")
@@ -127,18 +66,24 @@ def keys(value):
     return fits([verifier_key], value) and value != []
 
 
+ORDER = between(1 + Fraction(1, 10**100), 10**18)
+RULE = {"version": 1, "name": either("basic", "renyi", "hybrid"), "epsilon": EPSILON}
+RULE |= {"delta": DELTA, "order": either(None, ORDER), "tail_delta": DELTA, "signers?": keys}
+RULE |= {"period?": either("day", "week", "month"), "certified_by?": keys}
+RULE |= {"witness?": (verifier_key, whole(1, 2**31 - 1))}
+
+
 def rule(value):
     """The filter of a grant."""
-    order = between(1 + Fraction(1, 10**100), 10**18)
-    shape = {"version": 1, "name": either("basic", "renyi", "hybrid"), "epsilon": EPSILON}
-    shape |= {"delta": DELTA, "order": either(None, order), "tail_delta": DELTA}
-    shape |= {"period?": either("day", "week", "month"), "certified_by?": keys, "signers?": keys}
-    if not fits(shape | {"witness?": (verifier_key, whole(1, 2**31 - 1))}, value):
+    if not fits(RULE, value):
         return False
     is_open, tail = value["order"] is not None, Fraction(value["tail_delta"])
     if is_open != (tail > 0) or tail > Fraction(value["delta"]):
         return False
     return value["name"] == "hybrid" or is_open == (value["name"] == "renyi")
+
+
+rule.fields = RULE
 
 
 UNITS = whole(0), whole(0), whole(0)
@@ -187,12 +132,13 @@ LINES = [
 
 def read_body(entry):
     """What an entry says, which must be what its kind may say; a note of somebody's says anything."""
-    assert fits(ENTRY, entry), "it is no entry"
+    assert fits(ENTRY, entry), f"its {misfit(ENTRY, entry)} is none of an entry's"
     body = json.loads(entry["body"])
     assert spelled(body) == entry["body"], "its body is not spelled as the ledger does"
     if entry["kind"] in KINDS:
         names, shape = KINDS[entry["kind"]]
         found = entry["scope"], entry["release_id"]
         assert fits(names, [*found]) and entry["principal"], "names that do not belong there"
-        assert fits(shape, body), "says what such an entry cannot say"
+        field = misfit(shape, body) if not fits(shape, body) else None
+        assert field is None, f"its {field or 'body'} is missing, unknown or impossible"
     return body

@@ -19,7 +19,7 @@ class BudgetGrantOperator(PrivacyOperator):
         or its path relative to the DAG file (templated). None says that the scope belongs to no table yet.
     :param delta: as ``epsilon`` (templated).
     :param filter: the privacy filter: basic, renyi or hybrid; by default as `Ledger.grant` chooses.
-    :param tail_share: the part of delta that converts Renyi divergence; by default as there.
+    :param tail_share: the part of delta that lets many releases cost less than their sum; by default as there.
     :param confirm_large: an epsilon above 20 or a delta above 1e-3 is meant.
     :param ledger_conn_id: connection of type ``dpflow_ledger`` (see `open_ledger`); the role behind
         it must be an owner's.

@@ -33,7 +33,7 @@ DeltaOption = Annotated[str, typer.Option(help="Delta, such as 1e-6.")]
 ShareOption = Annotated[
     str | None,
     typer.Option(
-        help="Part of delta for Renyi divergence (renyi, hybrid); the rest pays mechanisms' own deltas."
+        help="Part of delta that lets many releases cost less than their sum (renyi, hybrid); the rest is left for mechanisms that use a delta themselves."
     ),
 ]
 ApprovalsOption = Annotated[
@@ -265,8 +265,8 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
     if rule.order is not None:
         own = rule.delta - rule.tail_delta
         print(
-            f"of delta, {exact_text(rule.tail_delta)} converts Renyi divergence and {exact_text(own)} pays mechanisms with a "
-            f"delta of their own"
+            f"of delta, {exact_text(rule.tail_delta)} lets many releases cost less than their sum, and {exact_text(own)} is left "
+            f"for mechanisms that use a delta themselves"
         )
     counts = count_typical_releases(rule)
     print(

@@ -69,8 +69,8 @@ class BudgetLedger(AuditedLedger):
                 the scope protects somebody, else basic.
             table: the declaration whose privacy unit the budget protects; None for a scope of no table, which then
                 protects ``protects`` in every block if ``blocks``.
-            tail_share: under renyi and hybrid, the part of delta that converts Renyi divergence; the rest pays for
-                mechanisms with a delta of their own. By default what an earlier grant said, else half of it
+            tail_share: under renyi and hybrid, the part of delta that lets many releases cost less than their sum; the rest
+                is left for mechanisms that use a delta themselves. By default what an earlier grant said, else half of it
                 under hybrid and all of it under renyi.
             approvals: 2 has this grant and all later ones of the scope wait until another principal approves
                 (`approve`); 1 ends that, once it is approved itself. By default 1, or what an earlier grant said.

@@ -458,21 +458,21 @@ class Ledger(BudgetLedger):
         return verb()
 
     def _compare_with_witness(self, scopes: set[str]) -> None:
-        """Before the first charge of each scope that demands a witness: a history that the newest checkpoint of
-        DPFLOW_LEDGER_WITNESS is ahead of was restored. A place out of reach says nothing: then the demand alone holds.
+        """Before the first charge of each scope, where DPFLOW_LEDGER_WITNESS is set: a history that the newest checkpoint there is
+        ahead of was restored, perhaps to before the scope demanded it. A place out of reach says nothing: then the demand
+        alone holds.
         """
         name = os.environ.get("DPFLOW_LEDGER_WITNESS")
         if not name or scopes <= self._compared:
             return
         paths = {part for scope in scopes for part in path_of(scope)}
-        if demanding := paths & {state.scope for state in self.witness_states()}:
-            try:
-                newest = open_place(name).newest()
-            except LedgerUnavailable:
-                newest = None
-            if newest is not None:
-                with self._begin_writing() as writer:
-                    witnesses.require_extended(writer, demanding, newest[1])
+        try:
+            newest = open_place(name).newest()
+        except LedgerUnavailable:
+            newest = None
+        if newest is not None:
+            with self._begin_writing() as writer:
+                witnesses.require_extended(writer, paths, newest[1], self._anchor.ledger_id)
         self._compared |= scopes
 
     def _bring_checkpoint(self, principal: str) -> None:

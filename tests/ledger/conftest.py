@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import itertools
 import sqlite3
+import subprocess
+import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -13,6 +15,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from witness_server_run import serve_witness
 
 from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Reservation, SessionRecord, Slot
@@ -149,3 +152,45 @@ class Asks:
 @pytest.fixture(scope="session")
 def ask() -> Asks:
     return Asks()
+
+
+@pytest.fixture
+def make_keep(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., str]]:
+    """Makes a place of a witness, of the kind that is named, which those who charge know."""
+    with contextlib.ExitStack() as servers:
+
+        def make(kind: str, *keys: str) -> str:
+            folder = tmp_path / "witness"
+            if kind == "git":
+                subprocess.run(["git", "init", "--quiet", "--bare", str(folder)], check=True)
+                name = f"git+{folder}"
+            elif kind == "s3":
+                request.getfixturevalue("s3_server")
+                files = pytest.importorskip("s3fs").S3FileSystem()
+                # The server's buckets outlive it.
+                bucket, status = f"witness-{uuid.uuid4().hex}", {"Status": "Enabled"}
+                files.call_s3("create_bucket", Bucket=bucket)
+                files.call_s3(
+                    "put_bucket_versioning", Bucket=bucket, VersioningConfiguration=status
+                )
+                name = f"s3://{bucket}/visits"
+            elif kind == "table":
+                folder.mkdir()
+                with contextlib.closing(sqlite3.connect(folder / "notes.sqlite")) as connection:
+                    connection.execute(CHECKPOINTS)
+                name = f"sqlite:///{folder}/notes.sqlite"
+            else:
+                folder.mkdir()
+                name = str(folder)
+            if kind == "http":
+                monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", "t0ken")
+                name = servers.enter_context(serve_witness(folder, keys, "t0ken"))
+            monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", name)
+            return name
+
+        yield make
+
+
+CHECKPOINTS = "CREATE TABLE dpflow_checkpoint (number INTEGER PRIMARY KEY, note TEXT NOT NULL)"

@@ -351,8 +351,22 @@ class AuditedLedger(SealedDatabase):
         `checkpoint`, `dpflow.ledger.audit.witness.open_place` and `dpflow.ledger.audit.witness.add_checkpoint`.
         """
         return add_checkpoint(
-            open_place(str(place)), lambda earlier: self.checkpoint(signer, since=earlier)
+            open_place(str(place)),
+            lambda earlier: self.checkpoint(signer, since=earlier),
+            self._stream_texts,
         )
+
+    def _stream_texts(self, earlier: Checkpoint, point: Checkpoint) -> Iterator[str]:
+        """The texts that the hashes of entries are of, up to one checkpoint: behind another, or from the first one on where a
+        recovery went on from what that one signed.
+        """
+        with self._database.begin_reading() as transaction:
+            rows = transaction.stream(_FORWARD, first=earlier.size)
+            first = next(rows, None)
+            if first is None or first.hash != earlier.head:
+                rows = transaction.stream(_FORWARD, first=1)
+            for row in itertools.takewhile(lambda row: row.seq <= point.size, rows):
+                yield chain.entry_text(row)
 
     def may_be_written(self) -> bool:
         """Whether this user can write the ledger, or put another file in its place: what it says of the

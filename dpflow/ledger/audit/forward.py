@@ -22,7 +22,7 @@ from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
-from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint
+from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint, parse_note
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_lookup
@@ -94,8 +94,7 @@ class ForwardCheck:
 
     def _is_older(self, row: Any) -> bool:
         try:
-            text = read_body(row)["note"].rpartition("\n\n")[0]
-            return Checkpoint.parse(f"{text}\n").size < self._point.size
+            return parse_note(read_body(row)["note"]).size < self._point.size
         except (ValueError, TypeError, LookupError, AttributeError, DpflowError):
             return True
 

@@ -118,10 +118,13 @@ class Recheck:
         kind = entry.kind
         self.entries += 1
         self.head, self.root = entry.hash, entry.root
-        # Notes of callers change no table, so only the ledger's own kinds find a method.
         try:
+            body = read_body(entry)
             if kind in RESERVED_KINDS:
-                getattr(self, "_apply_" + kind)(entry, read_body(entry))
+                getattr(self, "_apply_" + kind)(entry, body)
+            else:  # a note of a caller's changes no table
+                spelled = isinstance(body, dict) and canonical_json(body) == entry.body
+                _require(spelled, "is a note that no ledger spells so")
         except Illegal as rule:
             self.problems.append(f"entry {entry.seq} {rule}")
         # Whoever edits the database by hand may put anything into an entry.

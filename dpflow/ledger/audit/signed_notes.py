@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note
+from dpflow.ledger.history.checkpoint import open_note, parse_note
 
 Recovered = tuple[str, int, str]  # a checkpoint's ledger, size and head
 _MOST_FILES = 100  # of a folder, the newest
@@ -75,9 +75,8 @@ def _read_note(
     recoveries: Mapping[Recovered, int],
 ) -> SignedNote:
     signer, problem, recovered_at = None, "", None
-    text = note.rpartition("\n\n")[0] + "\n"
     try:
-        point = Checkpoint.parse(text)
+        point = parse_note(note)
     except InvalidInput:
         return SignedNote(name, 0, "", "", None, "this file is no checkpoint of a ledger")
     if keys:

@@ -101,9 +101,9 @@ class TableCheck:
                 self.problems.append(f"{name} in dpflow_meta is not this ledger's")
         try:
             items = sorted(list_items(self._rows_of))
-        # Values of a type that no ledger writes: the comparison has told which row holds them.
         except TypeError:
             items = []
+            self.problems.append("a row holds a value of a type that no ledger writes")
         self._compare_keys()
         if self._touched is not None:
             self._prove_items(items)

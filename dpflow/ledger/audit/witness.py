@@ -1,28 +1,36 @@
-"""Where a witness keeps checkpoints: a folder, or a branch of a Git repository. Files are only added, in order."""
+"""Where a witness keeps checkpoints: a folder, a branch of a Git repository, or a store of `witness_stores`. They are only
+added, in order.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import re
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dpflow.counted import counted
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
-from dpflow.ledger.history.checkpoint import Checkpoint
+from dpflow.ledger.audit.witness_stores import (
+    MAX_BYTES,
+    HttpPlace,
+    ObjectPlace,
+    TablePlace,
+    can_write,
+    list_numbers,
+    name_note,
+    require_unbroken,
+)
+from dpflow.ledger.history.checkpoint import Checkpoint, parse_note
 from dpflow.private_files import sweep_left
 
-_NAME = re.compile(r"[0-9]{12}\.txt")
 _GIT = "git+"
 _BRANCH = "refs/heads/main"
 _PATIENCE = 60  # seconds for a command of Git's
-_MAX_BYTES = 20_000_000  # of one checkpoint
 _NO_LINKS = (errno.EPERM, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
@@ -51,23 +59,39 @@ class WitnessPlace(Protocol):
             LedgerCorrupt: what was there was changed or taken away.
         """
 
-    def add(self, number: int, note: str) -> str:
-        """Add a checkpoint behind the newest, whose number is one less; returns where it is."""
+    def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
+        """Add a checkpoint behind the newest, whose number is one less; returns where it is.
+
+        Args:
+            entries: the JSON lists whose hashes lead from the newest to this one, for a place that checks it.
+        """
 
     def may_be_written(self) -> bool:
         """Whether this user could add or change anything there."""
 
 
 def open_place(name: str) -> WitnessPlace:
-    """A folder, or ``git+URL`` (``git+/srv/witness.git``, ``git+ssh://host/witness.git``)."""
-    return GitPlace(name.removeprefix(_GIT)) if name.startswith(_GIT) else FolderPlace(Path(name))
+    """A folder; ``git+URL`` (``git+/srv/witness.git``, ``git+ssh://host/witness.git``); ``https://HOST/PATH`` of a witness's
+    server; ``s3://BUCKET/FOLDER``; or SQLAlchemy's URL of another database. Raises `InvalidInput`.
+    """
+    if name.startswith(_GIT):
+        return GitPlace(name.removeprefix(_GIT))
+    scheme, has_scheme, _ = name.partition("://")
+    if not has_scheme:
+        return FolderPlace(Path(name))
+    return {"http": HttpPlace, "https": HttpPlace, "s3": ObjectPlace}.get(scheme, TablePlace)(name)
 
 
-def add_checkpoint(place: WitnessPlace, sign: Callable[[str | None], str]) -> Witnessed:
+def add_checkpoint(
+    place: WitnessPlace,
+    sign: Callable[[str | None], str],
+    prove: Callable[[Checkpoint, Checkpoint], Iterable[str]],
+) -> Witnessed:
     """Sign how far the history goes, behind the newest checkpoint of a place, and add it.
 
     Args:
         sign: makes a checkpoint, given an earlier one that the history must extend, or None.
+        prove: the entries between two checkpoints, as `WitnessPlace.add` takes them.
 
     Raises:
         LedgerUnavailable: the place cannot be read or written.
@@ -75,19 +99,13 @@ def add_checkpoint(place: WitnessPlace, sign: Callable[[str | None], str]) -> Wi
     """
     number, earlier = place.newest() or (0, None)
     note = sign(earlier)
-    point = read_text(note)
-    if earlier is not None and read_text(earlier).head == point.head:
-        return Witnessed(_name(number), point.size, False)
-    return Witnessed(place.add(number + 1, note), point.size, True)
-
-
-def read_text(note: str) -> Checkpoint:
-    """What a signed checkpoint says, whoever signed it. Raises `InvalidInput`."""
-    return Checkpoint.parse(note.rpartition("\n\n")[0] + "\n")
-
-
-def _name(number: int) -> str:
-    return f"{number:012}.txt"
+    point = parse_note(note)
+    if earlier is None:
+        return Witnessed(place.add(1, note), point.size, True)
+    if parse_note(earlier).head == point.head:
+        return Witnessed(name_note(number), point.size, False)
+    entries = prove(parse_note(earlier), point)
+    return Witnessed(place.add(number + 1, note, entries), point.size, True)
 
 
 def _write_note(handle: int, note: str) -> None:
@@ -108,22 +126,18 @@ class FolderPlace:
     def newest(self) -> tuple[int, str] | None:
         """See `WitnessPlace`."""
         with self._naming_faults():
-            numbers = [int(f.stem) for f in self.folder.iterdir() if _NAME.fullmatch(f.name)]
+            numbers = list_numbers(file.name for file in self.folder.iterdir())
             if not numbers:
                 return None
-            if max(numbers) != len(numbers):
-                raise LedgerCorrupt(
-                    f"{self.folder} has {counted(len(numbers), 'checkpoint')}, and the newest is number "
-                    f"{max(numbers)}: some were taken away"
-                )
-            file = self.folder / _name(max(numbers))
-            if file.stat().st_size > _MAX_BYTES:
+            require_unbroken(self.folder, numbers)
+            file = self.folder / name_note(max(numbers))
+            if file.stat().st_size > MAX_BYTES:
                 raise LedgerCorrupt(f"{file} is no checkpoint; restore what was there")
             return max(numbers), file.read_text(encoding="utf-8", errors="replace")
 
-    def add(self, number: int, note: str) -> str:
+    def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
         """See `WitnessPlace`. Whole or not at all: it gets its name when it is on the disk."""
-        file = self.folder / _name(number)
+        file = self.folder / name_note(number)
         with self._naming_faults():
             sweep_left(self.folder, r"\.draft-.{8}")
             handle, draft = tempfile.mkstemp(dir=self.folder, prefix=".draft-")
@@ -142,8 +156,7 @@ class FolderPlace:
 
     def may_be_written(self) -> bool:
         """See `WitnessPlace`."""
-        owns = self.folder.exists() and self.folder.stat().st_uid == os.geteuid()
-        return owns or os.access(self.folder, os.W_OK)
+        return can_write(self.folder)
 
     @contextmanager
     def _naming_faults(self) -> Iterator[None]:
@@ -171,7 +184,7 @@ class GitPlace:
         with self._fetched() as git:
             return self._read_newest(git)
 
-    def add(self, number: int, note: str) -> str:
+    def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
         """See `WitnessPlace`."""
         with self._fetched() as git:
             newest = self._read_newest(git)
@@ -181,11 +194,11 @@ class GitPlace:
             if newest:
                 git("read-tree", _BRANCH)
             blob = git("hash-object", "-w", "--stdin", text=note).strip()
-            git("update-index", "--add", "--cacheinfo", f"100644,{blob},{_name(number)}")
+            git("update-index", "--add", "--cacheinfo", f"100644,{blob},{name_note(number)}")
             tree = git("write-tree").strip()
             commit = git("commit-tree", tree, *parent, "-m", f"Checkpoint {number}").strip()
             git("push", "--quiet", "--", self.url, f"{commit}:{_BRANCH}")
-            return f"{self.url} {_name(number)} ({commit[:12]})"
+            return f"{self.url} {name_note(number)} ({commit[:12]})"
 
     def may_be_written(self) -> bool:
         """See `WitnessPlace`. A push that changes nothing is tried, as far as the server lets it come."""
@@ -223,12 +236,12 @@ class GitPlace:
         )
         added = [line.split("\t") for line in log.splitlines()]
         for number, change in enumerate(added, 1):
-            if change != ["A", _name(number)]:
+            if change != ["A", name_note(number)]:
                 raise LedgerCorrupt(
-                    f"the history of {self.url} did not add {_name(number)} where it was due: a checkpoint was changed, left out or "
+                    f"the history of {self.url} did not add {name_note(number)} where it was due: a checkpoint was changed, left out or "
                     f"taken away. Bring the newest copy of the repository back"
                 )
-        return len(added), git("show", f"{_BRANCH}:{_name(len(added))}")
+        return len(added), git("show", f"{_BRANCH}:{name_note(len(added))}")
 
     @contextmanager
     def _fetched(self) -> Iterator[Callable[..., str]]:

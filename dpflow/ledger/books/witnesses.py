@@ -10,6 +10,7 @@ again each time.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +21,9 @@ import sqlalchemy as sa
 from dpflow.core.accounting.privacy_filters import Filter, WitnessDemand
 from dpflow.errors import InvalidInput, LedgerCorrupt, WitnessBehind
 from dpflow.ledger.books.charges import Charge, read_scope
-from dpflow.ledger.books.records import Scope, path_of
+from dpflow.ledger.books.records import Scope, path_of, stored_json
 from dpflow.ledger.history.chain import Writer, is_changed
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_public_key
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_note, parse_public_key
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
@@ -171,12 +172,19 @@ def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> 
     return True
 
 
-def require_extended(writer: Writer, scopes: set[str], note: str) -> None:
+def require_extended(writer: Writer, scopes: set[str], note: str, ledger_id: str) -> None:
     """Raises `LedgerCorrupt` unless the history extends a checkpoint that the witness of one of these scopes signed; a note of
-    nobody's says nothing.
+    nobody's says nothing. A copy may be older than the grant that demands the witness: then the checkpoint of this ledger
+    states that demand.
     """
-    demands = [scope.filter.witness for scope in _demanding(writer.state) if scope.scope in scopes]
-    _, point = signed_by(note, {demand.key for demand in demands if demand is not None})
+    rules = [scope.filter for scope in _demanding(writer.state) if scope.scope in scopes]
+    # What anybody could write there may be no checkpoint.
+    with contextlib.suppress(InvalidInput, LedgerCorrupt):
+        stated = parse_note(note)
+        texts = [text for name, text, *_ in stated.scopes if name in scopes]
+        if stated.ledger_id == ledger_id:
+            rules += [Filter.from_json(stored_json(text)) for text in texts]
+    _, point = signed_by(note, {rule.witness.key for rule in rules if rule.witness is not None})
     if point is not None:
         for _ in _entries_behind(writer, point):
             pass

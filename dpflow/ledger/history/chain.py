@@ -55,10 +55,11 @@ def hash_entry(fields: Mapping[str, Any]) -> str:
     return digest_text(encode_json([fields[name] for name in FIELDS]))
 
 
-def _hash_row(row: Any) -> str:
+def entry_text(row: Any) -> str:
+    """What the hash of an entry is of."""
     # The columns of an entry are its fields in their order, then hash and seal. All but its number
     # are texts.
-    return digest_text(encode_json(row[: len(FIELDS)]))
+    return encode_json(row[: len(FIELDS)])
 
 
 def is_genuine(anchor: Anchor, row: Any) -> bool:
@@ -78,7 +79,7 @@ def is_changed(row: Any) -> bool:
     """Whether an entry says something else than its hash is of, which takes no key to tell."""
     # SQLite holds any type in any column: check it before a hash is made of it.
     well_formed = type(row.seq) is int and {*map(type, row[1:])} == {str}
-    return not well_formed or row.hash != _hash_row(row)
+    return not well_formed or row.hash != digest_text(entry_text(row))
 
 
 def find_fault(anchor: Anchor, row: Any) -> str | None:

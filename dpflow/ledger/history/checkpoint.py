@@ -264,5 +264,10 @@ class Checkpoint:
         return parsed
 
 
+def parse_note(note: str) -> Checkpoint:
+    """What a signed checkpoint says, whoever signed it. Raises `InvalidInput`."""
+    return Checkpoint.parse(note.rpartition("\n\n")[0] + "\n")
+
+
 def _line(values: Sequence[Any]) -> str:
     return json.dumps(values, separators=(",", ":"))

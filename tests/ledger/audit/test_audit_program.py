@@ -4,6 +4,7 @@ words, and goes on through a recovery.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
@@ -131,3 +132,31 @@ def test_a_grant_that_holds_more_than_it_says_is_found(tmp_path, monkeypatch):
     done = run_audit(export_text(ledger), tmp_path)
     assert "another capacity than it grants" in done.stderr and done.returncode
     assert "another capacity than it grants" in str(ledger.verify())
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        (lambda rule: rule | {"version": 2}, "filter.version"),
+        (lambda rule: rule | {"period": "year"}, "filter.period"),
+        (lambda rule: rule | {"later": 1}, "filter.later"),
+        (lambda rule: {n: v for n, v in rule.items() if n != "delta"}, "filter.delta"),
+        (lambda rule: rule | {"tail_delta": "1e-7"}, "filter"),
+    ],
+)
+def test_a_field_that_it_does_not_know_is_named(place, tmp_path, change, field) -> None:
+    """Of a later version, or of a period that no ledger has."""
+    ledger = place.open()
+    with ledger._begin_writing() as writer:
+        rule = change(make_filter("basic", Fraction(1), Fraction(0)).to_json())
+        text = json.dumps(rule, sort_keys=True, separators=(",", ":"))
+        body = {"filter": text, "protects": "", "blocks": 0, "capacity": [10**12, 0, -1, -1]}
+        writer.add_entry("grant", "s", "", "owner", body)
+    ended = run_audit(export_text(ledger), tmp_path)
+    assert ended.returncode == 1
+    assert f"entry 1 (grant) breaks a rule: its {field} is missing, unknown" in ended.stderr
+    header, rest = export_text(ledger).split("\n", 1)
+    later = header.replace('"schema":"1"', '"schema":"2"')
+    assert later != header
+    ended = run_audit(f"{later}\n{rest}", tmp_path)
+    assert "no export that this program reads: its schema" in ended.stderr

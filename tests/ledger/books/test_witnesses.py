@@ -24,18 +24,10 @@ TERMS = {"table": None, "filter": "basic", "principal": "owner"}
 DEMAND = {"witness": NIGHTLY.public_text, "witness_every": 3}
 
 
-@pytest.fixture(params=["folder", "git"])
-def keep(request, tmp_path, monkeypatch):
-    """A place of a witness, in a folder or in a Git repository, that those who charge know."""
-    folder = tmp_path / "witness"
-    if request.param == "folder":
-        folder.mkdir()
-        name = str(folder)
-    else:
-        subprocess.run(["git", "init", "--quiet", "--bare", str(folder)], check=True)
-        name = f"git+{folder}"
-    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", name)
-    return name
+@pytest.fixture(params=["folder", "git", "http", "s3", "table"])
+def keep(request, make_keep):
+    """A place of a witness of each kind, that those who charge know."""
+    return make_keep(request.param, NIGHTLY.public_text, OTHER.public_text)
 
 
 @pytest.fixture
@@ -120,6 +112,10 @@ def test_only_the_named_key_and_this_history_count(watched, keep, ask, make_plac
     for number in range(9):
         other.grant(f"s{number}", 1, 0, **TERMS)
     place = witnesses_place(keep)
+    if keep.startswith("http"):  # the server lets none of it in
+        with pytest.raises(LedgerCorrupt, match="another ledger's"):
+            place.add(2, other.checkpoint(NIGHTLY))
+        return
     place.add(2, other.checkpoint(NIGHTLY))
     with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint"):
         ask.reserve(watched, "d3")
@@ -239,6 +235,45 @@ def test_a_restored_copy_is_found_at_its_first_charge(restored, keep, ask):
         )
     ask.reserve(ledger, "d1", scope="free")
     assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_a_copy_older_than_the_grant_is_found_too(make_place, make_keep, ask, tmp_path):
+    """Nothing in it demands the witness: the checkpoint of this ledger says that its scope does."""
+    keep = make_keep("folder")
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS)
+    ledger.grant("free", 9, 0, **TERMS)
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
+    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ask.reserve(ledger, "lost")
+    ledger.witness(keep, NIGHTLY)
+    copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
+    assert copy.witness_states() == []
+    with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 4"):
+        ask.reserve(copy, "d1")
+    ask.reserve(copy, "x", scope="free")
+    assert ask.spent(copy) == {} and copy.verify().ok
+    # Of another ledger, or signed by a key that it does not name, a note stops nobody.
+    number, note = witnesses_place(keep).newest()
+    other = make_place(str(tmp_path / "o.sqlite"), tmp_path / "o").open()
+    other.grant("flights", 9, 0, **TERMS, **DEMAND)
+    for forged in (OTHER.sign(note.rpartition("\n\n")[0] + "\n"), other.checkpoint(NIGHTLY), "x"):
+        number += 1
+        witnesses_place(keep).add(number, forged)
+        copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
+        ask.reserve(copy, f"d{number}")
+
+
+def test_a_demand_that_ended_stops_nobody(watched, make_keep, ask):
+    """The place's newest checkpoint is from before: the history extends it."""
+    keep = make_keep("folder")
+    watched.witness(keep, NIGHTLY)
+    watched.grant("flights", 9, 0, **TERMS, witness_every=0)
+    ask.reserve(watched, "d0")
+    assert watched.verify().ok
 
 
 def test_a_restored_copy_pays_no_more_than_the_demand(restored, keep, ask, monkeypatch):
@@ -388,12 +423,14 @@ def test_a_death_at_any_statement_charges_once(watched, ask, tmp_path, monkeypat
     assert watched.verify().ok
 
 
-def test_two_processes_that_sign_for_themselves(watched, ask, tmp_path, monkeypatch):
+@pytest.mark.parametrize("kind", ["folder", "http", "table"])
+def test_two_processes_that_sign_for_themselves(
+    watched, make_keep, ask, tmp_path, monkeypatch, kind
+):
     """Each charge is at most three behind; all go through, and the history says whose witness it was."""
-    folder, key = tmp_path / "witness", tmp_path / "nightly.key"
-    folder.mkdir()
+    make_keep(kind, NIGHTLY.public_text)
+    key = tmp_path / "nightly.key"
     key.write_text(NIGHTLY.private_text)
-    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(folder))
     monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_KEY", str(key))
 
     def work(who):
