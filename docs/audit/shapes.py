@@ -134,7 +134,8 @@ def read_body(entry):
     """What an entry says, which must be what its kind may say; a note of somebody's says anything."""
     assert fits(ENTRY, entry), f"its {misfit(ENTRY, entry)} is none of an entry's"
     body = json.loads(entry["body"])
-    assert spelled(body) == entry["body"], "its body is not spelled as the ledger does"
+    is_spelled = type(body) is dict and spelled(body) == entry["body"]
+    assert is_spelled, "its body is not spelled as the ledger does"
     if entry["kind"] in KINDS:
         names, shape = KINDS[entry["kind"]]
         found = entry["scope"], entry["release_id"]

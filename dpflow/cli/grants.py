@@ -33,7 +33,7 @@ DeltaOption = Annotated[str, typer.Option(help="Delta, such as 1e-6.")]
 ShareOption = Annotated[
     str | None,
     typer.Option(
-        help="Part of delta that lets many releases cost less than their sum (renyi, hybrid); the rest is left for mechanisms that use a delta themselves."
+        help="Part of delta that lets many releases cost less than their sum (renyi, hybrid); mechanisms that use a delta get the rest."
     ),
 ]
 ApprovalsOption = Annotated[

@@ -276,14 +276,15 @@ class AuditedLedger(SealedDatabase):
         from dpflow.ledger.audit import recovery, verify
         from dpflow.ledger.audit.forward import ForwardCheck
 
+        # First of all: the mark that it takes may be older than what is read, never newer.
+        auditor = chain.Auditor(self._anchor, marked=marked)
         start = min((point for point, _ in points), key=lambda p: p.size) if new_only else None
         forward = None if start is None else ForwardCheck(transaction, self._anchor, start)
         if forward is None or forward.is_whole or start is None:
-            auditor = chain.Auditor(self._anchor, marked=marked)
             expected, forward, start = recheck.Recheck(), None, None
             entries: Iterator[Any] = transaction.stream(verify.ENTRIES)
         else:
-            auditor = chain.Auditor(self._anchor, start=(start.size, start.head))
+            auditor.start = start.size, start.head
             forward.require_mark(auditor.mark)
             expected, entries = forward.start(), forward.entries()
         trace = recovery.CheckpointTrace(points, self._anchor.ledger_id, expected)

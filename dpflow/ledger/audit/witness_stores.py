@@ -301,7 +301,7 @@ class ObjectPlace(NumberedPlace):
             raise self._forbidden() from None
         except DpflowError:
             raise
-        except Exception as error:  # botocore has a hundred; its text may quote the request
+        except Exception as error:  # noqa: BLE001  botocore has a hundred; its text may quote the request
             response = getattr(error.__cause__ or error, "response", {})
             code = response.get("Error", {}).get("Code", "")
             if code in ("PreconditionFailed", "ConditionalRequestConflict"):

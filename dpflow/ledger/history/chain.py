@@ -282,13 +282,13 @@ def _explain_loss(seq: int) -> str:
 
 
 class Auditor:
-    """Checks a history behind an entry, from the first on by default. It takes the mark when it is
-    made: make it before the history is read, because others go on. If ``marked`` is false, an owner
-    decides without one.
+    """Checks a history behind an entry, ``start``, from the first on by default. It takes the mark when
+    it is made: make it before anything of the database is read, because others go on. If ``marked`` is
+    false, an owner decides without one.
     """
 
     def __init__(self, anchor: Anchor, *, marked: bool = True, start: Seen = NOTHING) -> None:
-        self._anchor, self._damaged, self._start = anchor, "", start
+        self._anchor, self._damaged, self.start = anchor, "", start
         self.problems: list[str] = []
         self.mark = NOTHING
         try:
@@ -300,7 +300,7 @@ class Auditor:
         """All entries by number, as they come; when they are through, `problems` has everything
         wrong with chain, seals and mark.
         """
-        (number, previous), problems = self._start, self.problems
+        (number, previous), problems = self.start, self.problems
         # A mark before the start says nothing of what comes behind it.
         at_mark = previous if self.mark[0] == number else None
         passed = self.mark[1] if self.mark[0] < number else FIRST

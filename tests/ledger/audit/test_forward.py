@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from dpflow.errors import LedgerCorrupt
+from dpflow.ledger.audit.forward import ForwardCheck
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 
 
@@ -157,3 +158,17 @@ def test_a_move_is_checked_from_the_first_entry_on(ledger, place, make_place, ne
     moved.import_(stream, principal="owner")
     report = moved.verify(since=early, new_only=True)
     assert report.ok and report.checked_after == 0
+
+
+def test_a_charge_while_it_reads_is_no_loss(ledger, place, ask, monkeypatch):
+    """The mark goes on with it, and the entries that are read do not."""
+    early = ledger.checkpoint()
+    ask.reserve(ledger, "one")
+    read = ForwardCheck.__init__
+
+    def charge_then(check, *words):
+        read(check, *words)
+        ask.reserve(place.open(), "two")
+
+    monkeypatch.setattr(ForwardCheck, "__init__", charge_then)
+    assert ledger.verify(since=early, new_only=True).ok

@@ -170,3 +170,27 @@ def test_any_name_of_a_request_verifies(ledger, ask, name):
     """A name that reads otherwise as JSON than as text: every later verification failed."""
     ask.reserve(ledger, "d", request={"name": name})
     assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("body", ["{", "[1]", "7", '{"a": 1}', '{"a":1,"a":2}'])
+def test_a_note_that_no_ledger_spells_is_found(place, tmp_path, body) -> None:
+    """Sealed by a holder of the key: by verify, and by the program without dpflow."""
+    ledger = place.open()
+    with ledger._begin_writing() as writer:
+        writer.add_entry("contract", "", "", "p", {"a": 1})
+        writer._entries[-1]["body"] = body
+    assert "entry 1 " in str(ledger.verify()), ledger.verify()
+    stream = io.StringIO()
+    ledger.export(stream)
+    assert run_audit(stream.getvalue(), tmp_path).returncode == 1
+
+
+def test_a_value_of_another_type_is_a_problem_of_its_own(tmp_path, make_place, ask) -> None:
+    """SQLite stores any type in any column."""
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    ask.reserve(ledger, "one", slot="run/0")
+    place.sql("UPDATE dpflow_slot SET run = x'00'")
+    problems = place.open().verify().problems
+    assert "a row holds a value of a type that no ledger writes" in problems

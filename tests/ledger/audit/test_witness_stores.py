@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import itertools
 import json
 import os
@@ -11,15 +10,12 @@ import shutil
 import signal
 import sqlite3
 import time
-from pathlib import Path
 
 import psycopg
 import pytest
 from witness_server_run import load_server
 
-from dpflow import fault_points
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
-from dpflow.ledger.audit import witness_stores
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Signer, parse_note
 
