@@ -41,6 +41,7 @@ TESTS = (
     "tests/airflow",
     "tests/tables",
     "tests/quality",
+    "tests/ledger/audit/test_witness_stores.py",
     "tests/ledger/history",
     "tests/ledger/storage",
     "tests/engine/sessions",
