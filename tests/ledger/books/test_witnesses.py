@@ -127,7 +127,9 @@ def witnesses_place(name):
     return open_place(name)
 
 
-@pytest.mark.parametrize("kind", ["no place", "nothing there", "gone", "no Git"])
+@pytest.mark.parametrize(
+    "kind", ["no place", "nothing there", "gone", "no Git", "no server", "no database"]
+)
 def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
     watched, ask, monkeypatch, tmp_path, kind
 ):
@@ -137,6 +139,9 @@ def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
     if kind in places:
         prefix = "git+" if kind == "no Git" else ""
         monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", f"{prefix}{tmp_path / places[kind]}")
+    if kind in ("no server", "no database"):
+        name = "http://127.0.0.1:1/w" if kind == "no server" else "sqlite:////nowhere/n.sqlite"
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", name)
     for number in range(3):
         ask.reserve(watched, f"d{number}")
     with pytest.raises(LedgerUnavailable, match="witness|no checkpoint can be read") as late:
