@@ -22,7 +22,13 @@ from typing import Any
 import sqlalchemy as sa
 
 from dpflow.counted import counted
-from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import (
+    DpflowError,
+    InvalidInput,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    MissingExtra,
+)
 from dpflow.extras import require_extra
 
 MAX_BYTES = 20_000_000  # of one checkpoint
@@ -283,10 +289,14 @@ class ObjectPlace(NumberedPlace):
     def _files(self) -> Any:
         with require_extra("remote", "a witness's bucket"):
             import fsspec
-            import s3fs  # noqa: F401
         patience = {"connect_timeout": _PATIENCE, "read_timeout": _PATIENCE}
         settings = patience | {"retries": {"max_attempts": 1}}
-        return fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=settings)
+        try:
+            return fsspec.filesystem("s3", use_listings_cache=False, config_kwargs=settings)
+        except ImportError:
+            raise MissingExtra(
+                "a witness's bucket needs the package 's3fs': pip install s3fs"
+            ) from None
 
     def _call(self, method: str, **fields: Any) -> dict[str, Any]:
         with self._naming_faults():

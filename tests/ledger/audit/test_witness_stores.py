@@ -9,13 +9,15 @@ import os
 import shutil
 import signal
 import sqlite3
+import sys
 import time
 
+import fsspec
 import psycopg
 import pytest
 from witness_server_run import load_server
 
-from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Signer, parse_note
 
@@ -160,6 +162,20 @@ def test_a_bucket_out_of_reach(small, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(LedgerUnavailable, match="cannot be read or written"):
         small.witness("s3://gone/visits")
+
+
+def test_a_missing_package_is_named(monkeypatch):
+    """The one of the bucket, or the extra."""
+
+    def refuse(*_, **__):
+        raise ImportError("Install s3fs to access S3")
+
+    monkeypatch.setattr(fsspec, "filesystem", refuse)
+    with pytest.raises(MissingExtra, match="pip install s3fs"):
+        open_place("s3://bucket/visits").newest()
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    with pytest.raises(MissingExtra, match="extra 'remote'"):
+        open_place("s3://bucket/visits").newest()
 
 
 @pytest.mark.parametrize(
