@@ -317,8 +317,8 @@ def test_the_audit_program_knows_periods(tmp_path: Path, clock: Clock) -> None:
         ("reserve", '"2026-11"', '"2026-12"', "not its path"),
         ("reserve", '"2026-W48"', '""', "not its path"),
         ("grant", '\\"tail_delta\\"', '\\"period\\":\\"day\\",\\"tail_delta\\"', "no quota"),
-        ("grant", '\\"period\\":\\"week\\"', '\\"period\\":\\"year\\"', "cannot say"),
-        ("grant", '\\"version\\":1', '\\"version\\":4', "cannot say"),
+        ("grant", '\\"period\\":\\"week\\"', '\\"period\\":\\"year\\"', "its filter.period"),
+        ("grant", '\\"version\\":1', '\\"version\\":4', "its filter.version"),
     ):
         done = run_audit(change(kind, old, new), tmp_path)
         assert done.returncode == 1 and rule in done.stderr, (kind, done.stderr)
