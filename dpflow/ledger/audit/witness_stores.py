@@ -5,7 +5,6 @@ Each store lists numbers, reads one, and adds one that is not there; the rules a
 
 from __future__ import annotations
 
-import http.client
 import ipaddress
 import json
 import os
@@ -187,6 +186,9 @@ class HttpPlace(NumberedPlace):
         self, method: str, path: str, lines: Iterator[bytes] | None = None
     ) -> tuple[int, str, str]:
         """Status, number and text of an answer. No redirect is followed: another address would get the token."""
+        # Charges import this module, and seldom ask a server.
+        import http.client
+
         kind = (
             http.client.HTTPSConnection
             if self._parts.scheme == "https"
