@@ -18,7 +18,7 @@ from dpflow.analyst_sql.noise.released_tables import ReleasedTable, fill_samples
 from dpflow.analyst_sql.parse.select_query import SplitQuery
 from dpflow.analyst_sql.releases.cells import Number, no_width
 from dpflow.errors import SqlRefused
-from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult, RowTable
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -212,6 +212,26 @@ def test_what_can_never_be_computed_is_refused_before_the_charge(fresh: World, c
     with pytest.raises(SqlRefused):
         fresh.ask(f"SELECT city, COUNT(*) AS n, {call} AS x FROM visits GROUP BY city", epsilon=1)
     assert fresh.spent() == "0"
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "DECIMAL(1,1)",
+        "DECIMAL(38,38)",
+        "DECIMAL(38,0)",
+        "HUGEINT",
+        "UHUGEINT",
+        "BIGINT",
+        "DATE",
+        "TIMESTAMP",
+        "UUID",
+    ],
+)
+def test_made_up_rows_fit_every_type(kind: str) -> None:
+    """Else a query that can be answered would be refused."""
+    samples = fill_samples([RowTable("r0", [("n0", kind)], [[]])])
+    assert len(PROCESS.run(samples, "SELECT n0 FROM released.r0").rows) == 3
 
 
 def test_values_that_python_lacks_are_duckdbs_texts(fresh: World) -> None:

@@ -286,6 +286,8 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
 #: Values of DuckDB's types of keys and numbers, for `fill_samples`; numbers of either sign.
 _SAMPLES: Mapping[str, list[Any]] = {
     "BIGINT": [-3, 0, 7],
+    "HUGEINT": ["-2", "0", "7"],
+    "UHUGEINT": ["2", "0", "7"],
     "DOUBLE": [-2.5, 0.0, 7.5],
     "BOOLEAN": [True, False, None],
     "VARCHAR": ["a", "", "9"],
@@ -300,9 +302,17 @@ def fill_samples(tables: Sequence[RowTable]) -> list[RowTable]:
     return [
         replace(one, values=[list(values[:100]) for values in one.values])
         if any(map(len, one.values))
-        else replace(one, values=[_SAMPLES.get(kind, ["-2", "0", "7"]) for _, kind in one.columns])
+        else replace(one, values=[_list_samples(kind) for _, kind in one.columns])
         for one in tables
     ]
+
+
+def _list_samples(kind: str) -> list[Any]:
+    if kind.startswith("DECIMAL"):
+        # Of the last digit: others may have no place.
+        scale = int(kind[:-1].rpartition(",")[2])
+        return [f"{Decimal(steps).scaleb(-scale):f}" for steps in (-2, 0, 7)]
+    return _SAMPLES.get(kind, [None, None, None])
 
 
 def expect_kind(aggregate: SqlAggregate, table: Table, reader: KeyReader) -> str:
