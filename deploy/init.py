@@ -126,16 +126,19 @@ def move_signing_key() -> None:
 
 
 def make_certificate(folder: Path, trusted: Path) -> None:
-    """The service's certificate with its key, for a year and signed by itself, unless there is one that holds for a month.
+    """The service's certificate with its key, for a year and signed by itself, unless both files are there, hold for a
+    month and are trusted.
 
     Args:
         folder: gets ``tls.crt`` and ``tls.key``.
         trusted: gets ``ca.crt``: the usual authorities, and this certificate.
     """
-    now, file = dt.datetime.now(dt.UTC), folder / "tls.crt"
-    if file.exists():
-        ends = x509.load_pem_x509_certificate(file.read_bytes()).not_valid_after_utc
-        if ends - now > dt.timedelta(days=30):
+    now, file, authorities = dt.datetime.now(dt.UTC), folder / "tls.crt", trusted / "ca.crt"
+    if file.exists() and (folder / "tls.key").exists() and authorities.exists():
+        present = file.read_bytes()
+        ends = x509.load_pem_x509_certificate(present).not_valid_after_utc
+        is_trusted = authorities.read_bytes() == Path(certifi.where()).read_bytes() + present
+        if is_trusted and ends - now > dt.timedelta(days=30):
             return
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "dpflow service")])
@@ -154,7 +157,7 @@ def make_certificate(folder: Path, trusted: Path) -> None:
     write_private(folder / "tls.key", key.private_bytes(encoding, form, plain))
     certificate = made.public_bytes(encoding)
     for place, content in (
-        (trusted / "ca.crt", Path(certifi.where()).read_bytes() + certificate),
+        (authorities, Path(certifi.where()).read_bytes() + certificate),
         # The last one: with it all is made.
         (file, certificate),
     ):

@@ -89,14 +89,18 @@ def write_secrets(
     write_secret(folder / "tasks_connections.json", json.dumps(tasks))
 
 
-def write_service(folder: Path, secret_files: Path) -> None:
-    """The service's file and the declarations of the flights, where they are missing.
+def write_service(folder: Path, secret_files: Path) -> list[str]:
+    """The service's file and the declarations of the flights, where they are missing; returns what to change in a file
+    that is there and has not the digest of a token.
 
     Args:
         folder: of the service; made if missing.
         secret_files: where the tokens are.
     """
     (folder / "tables").mkdir(parents=True, exist_ok=True)
+    # Containers read them as a user of their own, whatever the umask is.
+    for readable in (folder, folder / "tables"):
+        readable.chmod(0o755)
     tables = HERE.parent / "dags" / "tables"
     files = {folder / file.name: file for file in (HERE / "service").glob("*.yml")}
     files |= {folder / "tables" / f"{name}.yml": tables / f"{name}.yml" for name in TABLES}
@@ -109,7 +113,13 @@ def write_service(folder: Path, secret_files: Path) -> None:
             text = source.read_text(encoding="utf-8")
             for token, digest in digests.items():
                 text = text.replace(f"SHA256 of {token}", digest)
-            target.write_text(text, encoding="utf-8")
+            write_secret(target, text)
+    served = (folder / "service.yml").read_text(encoding="utf-8")
+    return [
+        f"{folder / 'service.yml'} has another token than {secret_files / token}; write token_sha256: {digest}"
+        for token, digest in digests.items()
+        if digest not in served
+    ]
 
 
 def read_secret(file: Path) -> str:
@@ -118,7 +128,7 @@ def read_secret(file: Path) -> str:
 
 
 def write_secret(file: Path, text: str) -> None:
-    """Write a new file whole or not at all; what was in its place, also a link, is replaced."""
+    """Write a new file, readable by all, whole or not at all; what was in its place, also a link, is replaced."""
     part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
     with open(os.open(part, os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_WRONLY), "w") as written:
         os.fchmod(written.fileno(), 0o644)
@@ -139,7 +149,8 @@ def main() -> None:
     )
     options = parser.parse_args()
     write_secrets(options.folder, options.host, options.port)
-    write_service(options.service, options.folder)
+    for change in write_service(options.service, options.folder):
+        print(change)
     print(
         f"{options.folder} has the secrets of docker-compose.yml; keep a copy where the anchor's is\n"
         f"{options.service / 'service.yml'} says which tables are served, and to whom"

@@ -39,8 +39,7 @@ class PrivatePredictionOperator(ServiceTask):
         waits in the triggerer.
 
     A retry, or a point that any run of this session asked before, costs nothing and gets the same
-    answer. Returns session id, number of points, how many were new, and how many predictions are
-    left. What was learned is in no XCom, log or file.
+    answer. Returns session id, number of points, and how many predictions are left. What was learned is in no XCom, log or file.
     """
 
     template_fields: Sequence[str] = ("session", "points", "answers", "student", "plan_only")
@@ -123,10 +122,9 @@ class PrivatePredictionOperator(ServiceTask):
 
     def _log_outcome(self, name: str, outcome: Mapping[str, Any]) -> None:
         self.log.info(
-            "session %s: %d points, %d of them new, %s predictions left; published in %s",
+            "session %s: %d points, %s predictions left; published in %s",
             name,
             outcome["points"],
-            outcome["new"],
             outcome["predictions_left"],
             outcome["published"],
         )

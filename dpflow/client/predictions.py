@@ -35,12 +35,10 @@ def label_points_remotely(
     values = [list_values(feature, columns[feature["name"]]) for feature in features]
     labels, left = client.predict([list(point) for point in zip(*values, strict=True)])
     publish_answers(answers.database, answers.table, session["session_id"], keys, labels)
-    before = session["predictions_left"]
     return session["name"], {
         "session_id": session["session_id"],
         "points": len(keys),
-        "new": before - (before if left is None else left),
-        "predictions_left": before if left is None else left,
+        "predictions_left": session["predictions_left"] if left is None else left,
         "published": f"{answers.database.name}:{answers.table}",
     }
 

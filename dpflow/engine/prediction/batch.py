@@ -69,8 +69,8 @@ def label_points(
     Args:
         student: a model to train on points and answers, which may be published.
 
-    Returns: session id, number of points, how many of them were new (and so used up predictions),
-        how many predictions are left, and what `teach_student` says of the student.
+    Returns: session id, number of points, how many predictions are left, and what `teach_student` says of
+        the student.
 
     Raises:
         PlanRefused: points or answers are in the private table's own file: points are published by
@@ -102,11 +102,9 @@ def label_points(
         )
     session = PredictionSession.open(plan, ledger, run_identity=run_identity)
     keys = features.pop("").tolist()
-    before = session.predictions_left
     labels = session.predict(features, batch=points.batch)
     # Answers first: they are charged, and a student may still fail to be trained.
     publish_answers(answers.database, answers.table, session.id, keys, labels)
-    left = session.predictions_left
     taught = (
         None
         if student is None
@@ -115,7 +113,6 @@ def label_points(
     return {
         "session_id": session.id,
         "points": len(keys),
-        "new": before - left,
-        "predictions_left": left,
+        "predictions_left": session.predictions_left,
         "published": f"{answers.database.name}:{answers.table}",
     } | ({"student": taught} if taught else {})

@@ -1,5 +1,6 @@
 """Settled results copied to where clients read them: a DuckDB file, a Parquet file here or in a store, or a table of
-PostgreSQL. The ledger is the truth, and a copy is brought up to it in one step.
+PostgreSQL. The ledger is the truth. A Parquet file and a table are brought up to it in one step, a DuckDB file release by
+release.
 """
 
 from __future__ import annotations

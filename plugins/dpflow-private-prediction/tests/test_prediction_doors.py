@@ -54,25 +54,20 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
         first.items()
         >= {
             "points": 50,
-            "new": 50,
             "predictions_left": 50,
             "published": "answers.duckdb:answers",
         }.items()
     )
     labels = doors.published()
     assert len(labels) == 50 and {label for _, label, _ in labels} == {"no", "yes"}
-    assert (doors.spent(), run(doors)["new"], doors.spent()) == ("20", 0, "20")
+    assert (doors.spent(), run(doors)["predictions_left"], doors.spent()) == ("20", 50, "20")
     assert doors.published() == labels
     with duckdb.connect(str(doors.folder / "points.duckdb")) as connection:
         connection.execute(
             "INSERT INTO tomorrow VALUES ('late', 0.111, 0.222, 'Oslo'), ('same', 0.111, 0.222, 'Oslo')"
         )
     again = run(doors)
-    assert (again["new"], again["predictions_left"], again["session_id"]) == (
-        1,
-        49,
-        first["session_id"],
-    )
+    assert (again["predictions_left"], again["session_id"]) == (49, first["session_id"])
     late, same = (answer[1] for answer in doors.published() if answer[0] in ("late", "same"))
     assert late == same and len(doors.published()) == 52
     assert doors.book.verify().ok
@@ -146,8 +141,7 @@ def test_the_command_line_says_what_a_grant_buys_and_answers(doors: Doors) -> No
         f"{doors.folder}/answers.duckdb:answers",
     ]
     done = json.loads(runner.invoke(app, [*options, *places]).stdout)
-    assert done["new"] == 50
-    assert run(doors)["new"] == 0
+    assert run(doors)["predictions_left"] == done["predictions_left"]
 
 
 def test_python_opens_the_same_kind_of_session(doors: Doors) -> None:

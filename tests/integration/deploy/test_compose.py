@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import hashlib
 import json
+import os
 import re
 import subprocess
 import sys
@@ -122,8 +124,16 @@ def test_each_service_reaches_what_it_needs() -> None:
     assert holders("secrets", "postgres_url") == {"init"}
     assert holders("secrets", "dpflow_owner_url") == {"init", *owners}
     assert holders("secrets", "dpflow_service_url") == {"service"}
-    assert holders("secrets", "tasks_connections") == {"init", "scheduler", "triggerer"}
-    assert holders("secrets", "page_connections") == {"api-server", "dag-processor"}
+    assert holders("secrets", "tasks_connections") == {
+        "dag-processor",
+        "init",
+        "scheduler",
+        "triggerer",
+    }
+    # A DAG file runs where it is parsed, too.
+    assert holders("secrets", "page_connections") == {"api-server"}
+    writers = {name for name in ALL if "ca:/opt/dpflow/ca" in ALL[name].get("volumes", [])}
+    assert writers == {"init"}
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -158,9 +168,25 @@ def test_the_first_service_file_is_served_to_airflow(tmp_path: Path) -> None:
         "dpflow_gates": "models",
     }
     assert all(one["host"] == "https://service:8321" for one in connections.values())
+    assert script.write_service(folder, tmp_path / "secrets") == []
+    (tmp_path / "secrets" / "airflow_token").write_text("another")
+    (change,) = script.write_service(folder, tmp_path / "secrets")
+    assert hashlib.sha256(b"another").hexdigest() in change and "airflow_token" in change
     (folder / "service.yml").write_text("mine")
     script.write_service(folder, tmp_path / "secrets")
     assert (folder / "service.yml").read_text() == "mine"
+
+
+def test_containers_read_the_service_file_whatever_the_umask_is(tmp_path: Path) -> None:
+    script, before = load_script("make_secrets"), os.umask(0o077)
+    try:
+        script.write_secrets(tmp_path / "secrets")
+        script.write_service(tmp_path / "service", tmp_path / "secrets")
+    finally:
+        os.umask(before)
+    for place in (tmp_path / "service").rglob("*"):
+        assert place.stat().st_mode & 0o777 == (0o755 if place.is_dir() else 0o644), place
+    assert (tmp_path / "service").stat().st_mode & 0o777 == 0o755
 
 
 def test_the_certificate_is_made_once_and_trusted(
@@ -181,6 +207,14 @@ def test_the_certificate_is_made_once_and_trusted(
     certificate = x509.load_pem_x509_certificate(made)
     names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     assert names.get_values_for_type(x509.DNSName) == ["service", "localhost"]
+
+    for lost in ((folders[0] / "tls.key"), (folders[1] / "ca.crt")):
+        lost.write_text("another")
+        if lost.name == "tls.key":
+            lost.unlink()
+        init.make_certificate(*folders)
+        made = (folders[0] / "tls.crt").read_bytes()
+        assert (folders[0] / "tls.key").exists() and made in (folders[1] / "ca.crt").read_bytes()
 
     class Later(dt.datetime):
         @classmethod
