@@ -4,7 +4,6 @@ truth.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated
 
@@ -15,7 +14,7 @@ from dpflow.cli.console import LedgerOption, open_ledger
 from dpflow.engine.releases.copies import copy_settled
 from dpflow.engine.releases.republish import publish_missing
 from dpflow.errors import InvalidInput
-from dpflow.tables.public.copies import is_server
+from dpflow.tables.public.copies import is_server, show_place
 
 
 def command(
@@ -46,10 +45,9 @@ def command(
     table, book = table or "releases", open_ledger(ledger)
     shown = f"{place}:{table}"
     if place.lower().endswith(".parquet"):
-        shown = place
+        shown = show_place(place)
     elif is_server(place):
-        # A URL may hold a password.
-        shown = f"{table} of {re.sub('//.*@', '//', place)}"
+        shown = f"{table} of {show_place(place)}"
     if place.lower().endswith(".parquet") or is_server(place):
         settled = [record for record in book.releases(scope) if record.settled]
         copied = copy_settled(book, settled, place, table)

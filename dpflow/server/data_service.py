@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -30,7 +31,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
 from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_source_fault
-from dpflow.engine.releases.copies import check_place
+from dpflow.engine.releases.copies import check_place, list_files
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
@@ -73,6 +74,7 @@ from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
 from dpflow.server.sessions import plan_questions
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.copies import show_place
 
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
@@ -117,12 +119,27 @@ def load_tables(service: Service) -> dict[str, Table]:
                 f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
             )
     check_loads(service, tables)
-    for terms in service.published.values():
-        for place in terms.copies:
-            check_place(place)
-            for table in tables.values():
-                require_public(Path(place), table, "copies")
+    _check_copies(service, tables)
     return tables
+
+
+def _check_copies(service: Service, tables: Mapping[str, Table]) -> None:
+    written: set[str] = set()
+    for place in (place for terms in service.published.values() for place in terms.copies):
+        check_place(place)
+        for file in list_files(place):
+            for table in tables.values():
+                require_public(file, table, "copies")
+            if not file.lower().endswith(".parquet"):
+                continue
+            # A Parquet file is replaced whole, by each of those that are copied to it.
+            real = file if "://" in file else os.path.realpath(file)
+            if real in written:
+                raise InvalidInput(
+                    f"two copies of published results would write {show_place(file)}; give each a file of its own, and remember "
+                    "NAME_latest.parquet beside NAME.parquet"
+                )
+            written.add(real)
 
 
 class DataService:

@@ -6,7 +6,6 @@ release.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ from dpflow.engine.releases.republish import publish_settled, read_settled
 from dpflow.engine.releases.result_table import encode_tables, make_table
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, ReleaseRecord
-from dpflow.tables.public.copies import MOMENT, add_rows, is_server, replace_file
+from dpflow.tables.public.copies import MOMENT, add_rows, is_server, replace_file, show_place
 
 #: Columns of a table of PostgreSQL: amounts of privacy are exact texts, as in files.
 _KINDS = {name: FIELD_KINDS.get(name, "VARCHAR") for name in FIELDS}
@@ -30,10 +29,19 @@ _EMPTY = PublishedRelease("", "", "", "", "0", "0", Result(()))
 def check_place(place: str) -> None:
     """Raises `InvalidInput` for a place that no copy can be in."""
     if not is_server(place) and not place.lower().endswith((".parquet", ".duckdb")):
-        shown = re.sub(r"//.*@", "//", place)[:80]
+        shown = show_place(place)
         raise InvalidInput(
             f"{shown!r} is no place of a copy; name a .parquet or .duckdb file, s3://BUCKET/NAME.parquet or postgresql://HOST/DATABASE"
         )
+
+
+def list_files(place: str) -> list[str]:
+    """The files that a copy writes: beside a ``.parquet`` file that of the latest interval, and none of a server."""
+    if is_server(place):
+        return []
+    if not place.lower().endswith(".parquet"):
+        return [place]
+    return [f"{place[: -len('.parquet')]}_latest.parquet", place]
 
 
 def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, table: str) -> int:
@@ -49,7 +57,7 @@ def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, t
     Raises:
         InvalidInput: the place is none of these.
         MissingExtra: what writes there is not installed.
-        NotPublished, TableUnreadable: it cannot be written, and what was there stays.
+        NotPublished, TableUnreadable: it cannot be written, or what is there is no copy, and what was there stays.
     """
     check_place(place)
     if is_server(place):
@@ -67,9 +75,8 @@ def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, t
         return publish_settled(ledger, settled, Path(place), table)
     releases = [read_settled(ledger, record) for record in settled]
     # First the latest: who reads both finds each of its rows in the other sooner or later.
-    stem = place[: -len(".parquet")]
-    replace_file(f"{stem}_latest.parquet", encode_results(find_latest(releases), "parquet"))
-    replace_file(place, encode_results(releases, "parquet"))
+    for file, rows in zip(list_files(place), (find_latest(releases), releases), strict=True):
+        replace_file(file, encode_results(rows, "parquet"))
     return len(releases)
 
 

@@ -158,9 +158,9 @@ def load_request(path: Path | str) -> ReleaseRequest:
     return parse_request(load_yaml(path, "release file"), path.parent, str(path))
 
 
-def require_public(file: Path, table: Table, what: str) -> None:
+def require_public(file: Path | str, table: Table, what: str) -> None:
     """Raises `PlanRefused` if what should be public is in a private table's file, or in one that its
-    list names, under whatever name.
+    list names, under whatever name; an object of a store by its URL.
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """

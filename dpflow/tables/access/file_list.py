@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -159,21 +160,33 @@ def is_list(database: Path) -> bool:
     return database.name.endswith(SUFFIX)
 
 
-def is_private_file(file: Path, database: Path) -> bool:
-    """Whether a file is a declaration's database or one of the files that it lists, under whatever name."""
+def is_private_file(file: Path | str, database: Path) -> bool:
+    """Whether a file, or an object by its URL, is a declaration's database or one of the files that it lists, under
+    whatever name.
+    """
+    listed: Sequence[ListedFile] = ()
+    # A list that is missing, or none: whoever opens it says so.
+    with suppress(TableUnreadable):
+        listed = FileList.read(database, "a private table").files if is_list(database) else ()
+    if is_object(str(file)):
+        return _join_slashes(str(file)) in {_join_slashes(one.path) for one in listed}
+    files = [one for one in listed if not is_object(one.path)]
+    paths = [str(database), *(one.path for one in files)]
+    # Also one that is missing now, or was replaced since it was listed.
+    if os.path.realpath(file) in map(os.path.realpath, paths):
+        return True
     try:
         state = os.stat(file)
         if os.path.samestat(state, os.stat(database)):
             return True
-        listed = FileList.read(database, "a private table").files if is_list(database) else ()
-    except (OSError, TableUnreadable):
-        # One of them is missing, or no list; whoever opens it says so.
+    except OSError:
         return False
-    files = [one for one in listed if not is_object(one.path)]
-    # By device and inode; a file that was replaced since it was listed has its old path.
-    if (state.st_dev, state.st_ino) in {one.state[:2] for one in files}:
-        return True
-    return os.path.realpath(file) in {os.path.realpath(one.path) for one in files}
+    return (state.st_dev, state.st_ino) in {one.state[:2] for one in files}
+
+
+def _join_slashes(url: str) -> str:
+    scheme, _, path = url.partition("://")
+    return f"{scheme.lower()}://{re.sub('/+', '/', path)}"
 
 
 class ListConnection(sandbox.Connection):

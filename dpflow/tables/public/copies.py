@@ -11,9 +11,11 @@ import os
 import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
+from dpflow.core.contract.result_fields import FIELDS
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, NotPublished
 from dpflow.extras import require_extra
@@ -30,9 +32,14 @@ def is_server(place: str) -> bool:
     return _SERVER.match(place) is not None
 
 
+def show_place(place: str) -> str:
+    """A place as messages name it: of a URL no user, password or parameter."""
+    return re.sub(r"^(\w+:/+)?.*@", r"\1", place, flags=re.DOTALL).partition("?")[0][:200]
+
+
 def replace_file(place: str, content: bytes) -> None:
-    """Put a file in the place of what is there: written beside it and renamed, or an object of a store, which appears
-    whole.
+    """Put a Parquet file of results in the place of an earlier one: written beside it and renamed, or an object of a store,
+    which appears whole.
 
     Args:
         place: a path, or ``s3://bucket/...`` with the login in the environment.
@@ -40,24 +47,49 @@ def replace_file(place: str, content: bytes) -> None:
     Raises:
         InvalidInput: a login in a URL.
         MissingExtra: the store's package is not installed.
-        NotPublished: it cannot be written; what was there stays.
+        NotPublished: it cannot be written, or a file is there that is no copy of results; what was there stays.
     """
 
     def describe_error(error: Exception) -> DpflowError:
         # A store's own text may quote the request.
         return NotPublished(
-            f"{place} could not be written ({type(error).__name__}); what was there stays, so try again"
+            f"{show_place(place)} could not be written ({type(error).__name__}); what was there stays, so try again"
         )
 
     if is_object(place):
-        store = ObjectStore.open([place])
-        contain_errors(lambda: store.files.pipe_file(place, content), describe_error)
+        files = ObjectStore.open([place]).files
+
+        def replace_object() -> None:
+            _require_copy(place, lambda: files.open(place, "rb"))
+            files.pipe_file(place, content)
+
+        contain_errors(replace_object, describe_error)
     else:
         contain_errors(lambda: _replace_here(Path(place), content), describe_error)
 
 
+def _require_copy(place: str, open_file: Callable[[], IO[bytes]]) -> None:
+    """Raises `NotPublished` if what is there has other columns than results: it could be rows that exist nowhere else."""
+    with require_extra("frames", "a Parquet copy"):
+        import pyarrow
+        import pyarrow.parquet
+
+    names: list[str] = []
+    try:
+        with open_file() as file, suppress(pyarrow.ArrowInvalid):
+            names = pyarrow.parquet.read_schema(file).names
+    except FileNotFoundError:
+        return
+    if tuple(names) != FIELDS:
+        raise NotPublished(
+            f"{show_place(place)} is there and is no copy of published results, so it was left as it is; name another place, "
+            "or move it away"
+        )
+
+
 def _replace_here(file: Path, content: bytes) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
+    _require_copy(str(file), lambda: file.open("rb"))
     part = file.with_name(f".{file.name}.{secrets.token_hex(8)}.part")
     try:
         with part.open("xb") as stream:
@@ -95,11 +127,9 @@ def add_rows(
         import psycopg
         from psycopg import sql
 
-    place = re.sub(r"^(\w+)(?:\+psycopg)?://(?:.*@)?", r"\1://", url).partition("?")[0]
-
     def describe_error(error: Exception) -> DpflowError:
         return NotPublished(
-            f"table {table!r} of {place} could not be written ({type(error).__name__}); what was there stays. Check that "
+            f"table {table!r} of {show_place(url)} could not be written ({type(error).__name__}); what was there stays. Check that "
             "this login may write it, that no other table has its name, and try again"
         )
 

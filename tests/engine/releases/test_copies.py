@@ -14,13 +14,16 @@ import pyarrow.parquet
 import pytest
 import yaml
 from service_world import RELEASE, TOKENS, ServiceWorld, asker, settle, task
+from typer.testing import CliRunner
 
+from dpflow.cli import app, publish
 from dpflow.engine.releases.copies import check_place, copy_settled
 from dpflow.errors import InvalidInput, NotPublished, PlanRefused
 from dpflow.ledger import ReleaseRecord
 from dpflow.server import app as server_app
 from dpflow.server.data_service import load_tables
 from dpflow.server.service import load_service
+from dpflow.tables.access.file_list import FileList, ListedFile
 from dpflow.tables.public import copies
 
 
@@ -135,13 +138,23 @@ def test_what_fails_changes_nothing(
         assert connection.execute("SELECT to_regclass('broken')").fetchone() == (None,)
         connection.execute("CREATE TABLE theirs (x integer)")
     secret = "postgresql://me:pa55word@127.0.0.1:9/nowhere?connect_timeout=1"
-    for place, table in ((url, "theirs"), (secret, "daily")):
+    parameter = "postgresql://127.0.0.1:9/nowhere?password=pa55word&connect_timeout=1"
+    for place, table in ((url, "theirs"), (secret, "daily"), (parameter, "daily")):
         with pytest.raises(NotPublished) as raised:
             copy_settled(world.ledger, settled, place, table)
         assert "pa55word" not in str(raised.value)
 
 
-@pytest.mark.parametrize("place", ["x.csv", "http://me:pa55word@host/x.parquets", ""])
+@pytest.mark.parametrize(
+    "place",
+    [
+        "x.csv",
+        "http://me:pa55word@host/x.parquets",
+        "http://host/x?password=pa55word",
+        "postgres:/me:pa55word@host/x",
+        "",
+    ],
+)
 def test_other_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidInput, match="no place of a copy") as raised:
         check_place(place)
@@ -184,13 +197,82 @@ def test_a_service_copies_what_it_publishes(
     assert (tmp_path / "out.duckdb").exists()
 
 
-def test_no_copy_is_in_a_private_file(tmp_path: Path) -> None:
-    terms = {"release": "daily", "scope": "visits/ann", "copies": ["visits.duckdb"]}
+def test_a_service_checks_places(tmp_path: Path) -> None:
+    terms = {"release": "daily", "scope": "visits/ann", "copies": ["daily.txt"]}
     world = ServiceWorld(tmp_path, published={"daily": terms})
-    with pytest.raises(PlanRefused, match="copies are public"):
-        load_tables(load_service(world.file))
-    service = yaml.safe_load(world.file.read_text())
-    service["published"]["daily"]["copies"] = ["daily.txt"]
-    world.file.write_text(yaml.safe_dump(service))
     with pytest.raises(InvalidInput, match="no place of a copy"):
         load_tables(load_service(world.file))
+
+
+@pytest.mark.parametrize("scheme", ["", "memory://rows/"])
+@pytest.mark.parametrize("name", ["daily", "daily_latest"])
+def test_a_copy_replaces_copies_only(
+    world: ServiceWorld, settled: list[ReleaseRecord], tmp_path: Path, scheme: str, name: str
+) -> None:
+    """What has other columns stays, also in the file of the latest interval, of which nobody wrote a word; and what is no
+    Parquet file.
+    """
+    folder = scheme or str(tmp_path)
+    for content in (encode_rows(), b"", b"text"):
+        with fsspec.open(f"{folder}/{name}.parquet", "wb") as file:
+            file.write(content)
+        with pytest.raises(NotPublished, match="no copy of published results"):
+            copy_settled(world.ledger, settled, f"{folder}/daily.parquet", "daily")
+        with fsspec.open(f"{folder}/{name}.parquet") as file:
+            assert file.read() == content
+    # An empty copy, which columns of nulls may be in, is one.
+    place = f"{folder}/none.parquet"
+    assert copy_settled(world.ledger, [], place, "daily") == 0
+    assert copy_settled(world.ledger, settled, place, "daily") == 2
+
+
+def encode_rows() -> bytes:
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"person": [1, 2], "age": [3, 4]}), stream)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("copy_places", "match"),
+    [
+        (["visits.duckdb"], "copies are public"),
+        # The file of the latest interval, of a list of files, and one that is not there now.
+        (["pets.parquet"], "copies are public"),
+        (["gone.parquet"], "copies are public"),
+        (["s3://clinic//part.parquet"], "copies are public"),
+        (["out.parquet", "sub/../out_latest.parquet"], "two copies"),
+        (["out.parquet", "out.parquet"], "two copies"),
+    ],
+)
+def test_no_copy_is_in_a_private_file_or_in_another_copy(
+    tmp_path: Path, copy_places: list[str], match: str
+) -> None:
+    terms = {"release": "daily", "scope": "visits/ann", "copies": copy_places}
+    world = ServiceWorld(tmp_path, published={"daily": terms})
+    pets = tmp_path / "pets_latest.parquet"
+    pets.write_bytes(encode_rows())
+    listed = [
+        ListedFile(str(pets), (0, 0, 0, 0)),
+        ListedFile(str(tmp_path / "gone.parquet"), (0, 0, 0, 0)),
+        ListedFile("s3://clinic/part.parquet", (0, "tag")),
+    ]
+    text = FileList("pets", {"person": "BIGINT"}, (), (), tuple(listed)).to_json(tmp_path)
+    (tmp_path / "pets.files.json").write_text(text)
+    declaration = yaml.safe_load((tmp_path / "visits.yml").read_text())
+    declaration |= {"name": "pets", "database": "pets.files.json"}
+    (tmp_path / "pets.yml").write_text(yaml.safe_dump(declaration))
+    service = yaml.safe_load(world.file.read_text())
+    service["tables"]["pets"] = "pets.yml"
+    world.file.write_text(yaml.safe_dump(service))
+    with pytest.raises((PlanRefused, InvalidInput), match=match):
+        load_tables(load_service(world.file))
+
+
+def test_the_command_shows_no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ServiceWorld(tmp_path)
+    monkeypatch.setattr(publish, "copy_settled", lambda *names: 3)
+    for place in ("postgresql://h/db?password=pa55word", "postgresql://me:pa55?word@h/db"):
+        done = CliRunner().invoke(
+            app, ["publish", place, "--ledger", str(tmp_path / "ledger.sqlite")]
+        )
+        assert "copied to releases of postgresql://h/db\n" in done.output
