@@ -17,9 +17,11 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from fractions import Fraction
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.periods import name_account, name_period
 from dpflow.core.accounting.privacy_filters import Cost, Filter
@@ -91,8 +93,8 @@ class Job:
 class Line:
     """One release of one task and its privacy cost.
 
-    ``once``: a session, charged whole by the first run that opens it. ``also``: other names under
-    which the same task asks for
+    ``once``: a session, charged whole by the first run that opens it. ``at_epsilon``: the plan of the
+    same request at another epsilon. ``also``: other names under which the same task asks for
     the same thing: equal releases of one task and run are one release.
     """
 
@@ -100,6 +102,7 @@ class Line:
     task: Task
     plan: Plan
     once: bool
+    at_epsilon: Callable[[Fraction], Plan]
     also: tuple[str, ...] = ()
 
     @property
@@ -206,7 +209,16 @@ class PlanCache:
             cached = self._plans[id(request)] = request, self.plan_exactly(request, blocks)
         return cached[1]
 
-    def plan_exactly(self, request: ReleaseRequest, blocks: tuple[str, ...]) -> Plan:
+    def plan_at(self, request: ReleaseRequest, blocks: tuple[str, ...], epsilon: Fraction) -> Plan:
+        """The plan of this request at another epsilon, for its cost and error: no veto is heard."""
+        params = {**request.params, "epsilon": exact_text(epsilon)}
+        return self.plan_exactly(
+            request.model_copy(update={"params": params}), blocks, is_supposed=True
+        )
+
+    def plan_exactly(
+        self, request: ReleaseRequest, blocks: tuple[str, ...], is_supposed: bool = False
+    ) -> Plan:
         """The plan of this request with exactly these blocks."""
         table = request.table
         if not isinstance(table, Table):
@@ -215,7 +227,12 @@ class PlanCache:
             table = self._tables[table]
         exact_request = request.model_copy(update={"blocks": blocks, "table": table})
         return make_plan(
-            exact_request, self._registry, self._ledger, assume_bounds=True, filters=self._filters
+            exact_request,
+            self._registry,
+            self._ledger,
+            assume_bounds=True,
+            is_supposed=is_supposed,
+            filters=self._filters,
         )
 
 
@@ -342,14 +359,15 @@ def _first_lines(jobs: Sequence[Job], cache: PlanCache) -> list[Line]:
         first = next(job.runs(), None)
         for task in job.tasks if first else ():
             assert first is not None
-            same: dict[Any, list[Plan]] = {}
+            same: dict[Any, list[tuple[Plan, PlannedRelease]]] = {}
             for ask in task.asks(first):
                 plan = cache.plan_once(ask.request, ask.blocks)
-                same.setdefault(_release_identity(plan, ask), []).append(plan)
-            for plans in same.values():
+                same.setdefault(_release_identity(plan, ask), []).append((plan, ask))
+            for equal in same.values():
+                plans = [plan for plan, _ in equal]
                 _refuse_twins(plans)
                 also = tuple(dict.fromkeys(p.request.name for p in plans[1:]))
-                lines.append(_make_line(job, task, plans[0], also))
+                lines.append(_make_line(job, task, *equal[0], cache, also))
     return lines
 
 
@@ -365,8 +383,17 @@ def _refuse_twins(plans: Sequence[Plan]) -> None:
             )
 
 
-def _make_line(job: Job, task: Task, plan: Plan, also: tuple[str, ...] = ()) -> Line:
-    return Line(job, task, plan, isinstance(plan.mechanism, InteractiveMechanism), also)
+def _make_line(
+    job: Job,
+    task: Task,
+    plan: Plan,
+    ask: PlannedRelease,
+    cache: PlanCache,
+    also: tuple[str, ...] = (),
+) -> Line:
+    is_session = isinstance(plan.mechanism, InteractiveMechanism)
+    at_epsilon = functools.partial(cache.plan_at, ask.request, ask.blocks)
+    return Line(job, task, plan, is_session, at_epsilon, also)
 
 
 def _release_identity(plan: Plan, ask: PlannedRelease) -> tuple[str, tuple[str, ...], int]:
@@ -425,7 +452,7 @@ class _Player:
                 if same in seen_before:
                     continue
                 seen_before.add(same)
-                line = _make_line(job, task, plan)
+                line = _make_line(job, task, plan, ask, self._plans)
                 charged = blocks if plan.table.protects == "unit-block" else ()
                 scopes = [name for name in line.scope_path if name in self.outlooks]
                 if any(self._is_closed(name, day) for name in scopes):

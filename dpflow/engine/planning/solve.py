@@ -17,7 +17,6 @@ from typing import Any, Final
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.events import DiscreteLaplace, Event
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter, FilterName, make_filter
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import ErrorBound
 from dpflow.engine.planning.simulate import Line, event_cost
 from dpflow.engine.releases.plan import Plan
@@ -231,6 +230,7 @@ class _Solver:
         spent: Mapping[str, Cost],
     ) -> None:
         self._lines, self._granted, self._runs, self._spent = lines, granted, runs, spent
+        self._plans: dict[tuple[int, Fraction], Plan] = {}
         for line in lines:
             if "epsilon" not in type(line.plan.params).model_fields:
                 raise InvalidInput(
@@ -259,10 +259,17 @@ class _Solver:
             open_lines = {n for n in open_lines if full and full not in self._lines[n].scope_path}
         return [self._make_solution(n, epsilon) for n, epsilon in sorted(solved.items())]
 
+    def _plan_at(self, number: int, epsilon: Fraction) -> Plan:
+        """The plan of a line at an epsilon; the search asks for the same ones again."""
+        key = number, epsilon
+        if key not in self._plans:
+            self._plans[key] = self._lines[number].at_epsilon(epsilon)
+        return self._plans[key]
+
     def _make_solution(self, number: int, epsilon: Fraction) -> SolvedLine:
         line, share = self._lines[number], None if number in self._fixed else self._shares[number]
         try:
-            return SolvedLine(line, epsilon, _at_epsilon(line.plan, epsilon)[1], share)
+            return SolvedLine(line, epsilon, self._plan_at(number, epsilon).error_bound, share)
         except InvalidInput as error:
             raise BudgetExceeded(
                 f"{self._runs} runs leave epsilon {amounts.exact_text(epsilon)} for {line.plan.request.name!r}, and then {error}",
@@ -300,7 +307,7 @@ class _Solver:
         for n, epsilon in epsilons.items():
             # Noise too large to draw: `solve_epsilons` says so if it stays that way.
             with contextlib.suppress(InvalidInput):
-                events.append((self._lines[n], _at_epsilon(self._lines[n].plan, epsilon)[0]))
+                events.append((self._lines[n], self._plan_at(n, epsilon).event))
         # The order of the grants decides which full scope is named, not whether one is.
         for name, scope in self._granted.items():
             due = [
@@ -323,19 +330,6 @@ def round_down(value: float) -> Fraction:
     return min(
         max(Fraction(value) // step * step, amounts.SMALLEST_EPSILON), amounts.LARGEST_EPSILON
     )
-
-
-def _at_epsilon(plan: Plan, epsilon: Fraction) -> tuple[Event, ErrorBound | None]:
-    """Guarantee and error of the same request at another epsilon."""
-    params = type(plan.params).model_validate(
-        {**plan.request.params, "epsilon": amounts.exact_text(epsilon)}
-    )
-    error = (
-        plan.mechanism.error_bound(params, plan.table)
-        if isinstance(plan.mechanism, Mechanism)
-        else None
-    )
-    return plan.mechanism.event(params, plan.table), error
 
 
 def _parse_share(line: Line, shares: Mapping[str, object]) -> Fraction:
@@ -361,7 +355,7 @@ def _epsilon_for_error(line: Line, half_width: object) -> Fraction:
     def reaches_target(level: int) -> bool:
         """At the epsilon of this rank on the grid of three digits."""
         try:
-            bound = _at_epsilon(line.plan, on_grid(level))[1]
+            bound = line.at_epsilon(on_grid(level)).error_bound
         # Noise too large to draw.
         except PlanRefused:
             return False

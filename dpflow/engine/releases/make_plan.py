@@ -46,6 +46,7 @@ def make_plan(
     run_identity: RunIdentity | None = None,
     *,
     assume_bounds: bool = False,
+    is_supposed: bool = False,
     filters: ScopeFilters | None = None,
 ) -> Plan:
     """Check everything that can be checked without rows, and compute the privacy cost.
@@ -54,6 +55,8 @@ def make_plan(
         ledger: has the searches whose bounds the request takes, and the grants that say which noise is held.
         run_identity: the run, whose own searches come before others of the same name.
         assume_bounds: plan with very wide bounds where a search is not settled: for forecasts of costs.
+        is_supposed: only cost and error are asked, at parameters that nobody wrote: no certificate is asked for, and
+            no veto is heard.
         filters: of the scopes that pay; those of the ledger if left out. Noise that is left to choose, by
             ``noise: auto`` or a delta that allows another, is such as they hold.
 
@@ -65,7 +68,8 @@ def make_plan(
         declaration.
     """
     table = insert_bounds(request, ledger, run_identity, assume_missing=assume_bounds)
-    plan = _plan_table(request, table, registry, filters or ScopeFilters(ledger))
+    filters = filters or ScopeFilters(ledger)
+    plan = _plan_table(request, table, registry, filters, is_supposed=is_supposed)
     return BoundsChooser(ledger).fit(plan)
 
 
@@ -86,7 +90,12 @@ def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
 
 
 def _plan_table(
-    request: ReleaseRequest, table: Table, registry: Registry, filters: ScopeFilters
+    request: ReleaseRequest,
+    table: Table,
+    registry: Registry,
+    filters: ScopeFilters,
+    *,
+    is_supposed: bool = False,
 ) -> Plan:
     """The plan of a request for a table whose bounds are known."""
     mechanism = registry.find_mechanism(request.mechanism)
@@ -98,7 +107,7 @@ def _plan_table(
     params = _read_params(request, mechanism)
     table = declare_columns(table, mechanism.computed_columns(params, table))
     if isinstance(mechanism, Mechanism) and (other := mechanism.delegate_to(params, table)):
-        return _plan_delegate(request, table, other, registry, filters)
+        return _plan_delegate(request, table, other, registry, filters, is_supposed)
     _require_blocks(request, table)
     if request.publish is not None:
         require_public(request.publish.database, table, "published results")
@@ -125,6 +134,8 @@ def _plan_table(
     }
     digests = digest(content), digest([content, mechanism.version])
     plan = Plan(request, table, mechanism, params, event, error_bound, *digests)
+    if is_supposed:
+        return plan
     # The certificate is about who draws, not about who delegates.
     require_certificate(table, mechanism, params)
     # Vetoes see the finished plan and run last: a refusal for a fault comes first.
@@ -149,6 +160,7 @@ def _plan_delegate(
     other: Delegation,
     registry: Registry,
     filters: ScopeFilters,
+    is_supposed: bool,
 ) -> Plan:
     """The plan of the better mechanism that one hands its request to, such as one that a plugin brings."""
     if other.mechanism not in registry.mechanisms:
@@ -156,7 +168,8 @@ def _plan_delegate(
             f"{request.name}: {other.why}, but no installed distribution has it; install its plugin"
         )
     changes = {"mechanism": other.mechanism, "params": other.params}
-    plan = _plan_table(request.model_copy(update=changes), table, registry, filters)
+    delegated = request.model_copy(update=changes)
+    plan = _plan_table(delegated, table, registry, filters, is_supposed=is_supposed)
     bound = plan.error_bound or ErrorBound({}, "")
     note = "; ".join(filter(None, [other.why, bound.note]))
     return replace(plan, error_bound=ErrorBound(bound.half_width, note))
