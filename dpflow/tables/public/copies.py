@@ -34,7 +34,11 @@ def is_server(place: str) -> bool:
 
 def show_place(place: str) -> str:
     """A place as messages name it: of a URL no user, password or parameter."""
-    return re.sub(r"^(\w+:/+)?.*@", r"\1", place, flags=re.DOTALL).partition("?")[0][:200]
+    match = re.match(r"[\w+.-]*:/+", place)
+    scheme = match[0] if match else ""
+    user, _, rest = place[len(scheme) :].rpartition("@")
+    # Behind a question mark, that sign may be part of a parameter, which a password may be.
+    return f"{scheme}..." if "?" in user else scheme + rest.partition("?")[0][:200]
 
 
 def replace_file(place: str, content: bytes) -> None:
@@ -140,7 +144,7 @@ def add_rows(
     ]
 
     def add() -> int:
-        with psycopg.connect(re.sub(r"^(\w+)\+psycopg://", r"\1://", url)) as connection:
+        with psycopg.connect(_SERVER.sub("postgresql://", url, count=1)) as connection:
             # Of two that copy at once, the second finds what the first has added.
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpflow ' || %s))", [table])
             if connection.execute("SELECT to_regclass(%s)", [f'"{table}"']).fetchone() == (None,):

@@ -271,8 +271,31 @@ def test_no_copy_is_in_a_private_file_or_in_another_copy(
 def test_the_command_shows_no_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ServiceWorld(tmp_path)
     monkeypatch.setattr(publish, "copy_settled", lambda *names: 3)
-    for place in ("postgresql://h/db?password=pa55word", "postgresql://me:pa55?word@h/db"):
+    for place in ("postgresql://h/db?password=pa55word", "postgresql://me:pa55word@h/db"):
         done = CliRunner().invoke(
             app, ["publish", place, "--ledger", str(tmp_path / "ledger.sqlite")]
         )
         assert "copied to releases of postgresql://h/db\n" in done.output
+
+
+@pytest.mark.parametrize(
+    ("place", "shown"),
+    [
+        ("postgresql+PSYCOPG://me:pa55word@h/db", "postgresql+PSYCOPG://h/db"),
+        ("postgresql://me:p@55word@h/db?sslmode=require", "postgresql://h/db"),
+        ("postgresql://h/db?user=me&password=pa@55word", "postgresql://..."),
+        ("postgresql://me:pa?55word@h/db", "postgresql://..."),
+        ("postgresql://me:pa\n55word@h/db", "postgresql://h/db"),
+        ("me:pa55word@h/db", "h/db"),
+        ("out/daily.parquet", "out/daily.parquet"),
+    ],
+)
+def test_no_message_shows_a_login(place: str, shown: str) -> None:
+    assert copies.show_place(place) == shown
+
+
+def test_a_server_is_asked_whatever_case_its_scheme_has(
+    settled: list[ReleaseRecord], world: ServiceWorld, url: str
+) -> None:
+    place = url.replace("postgresql://", "Postgresql+PSYCOPG://")
+    assert copy_settled(world.ledger, settled, place, "daily") == 2
