@@ -48,7 +48,7 @@ from dpflow.analyst_sql.releases.stored_answers import (
     list_conditions,
 )
 from dpflow.analyst_sql.releases.stored_means import replace_means
-from dpflow.analyst_sql.releases.target_errors import find_epsilon
+from dpflow.analyst_sql.releases.target_errors import find_epsilon, require_target
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
@@ -140,6 +140,11 @@ def plan_sql(
             raise PlanRefused(
                 "; ".join(["no stored answer serves, and epsilon 0 pays for none", *unpaid])
                 + "; to pay for a new one, give an epsilon, such as -- dp: epsilon=0.1"
+            )
+        to_pay = [part for part, one in zip(planned.parts, stored) if one is None]
+        if settings.target is not None:
+            require_target(
+                settings.target, [(one, identify_query(one.plan)) for one in to_pay], ledger
             )
     problem = ""
     try:
@@ -387,6 +392,7 @@ def answer_sql(
         identify_run: the run identity of the n-th part, where an orchestrator knows it.
 
     Raises:
+        PlanRefused: a part was charged before with an error above the target.
         DpflowError: as `dpflow.engine.releases.execute.release`; nothing is charged twice.
     """
     planned = [
@@ -394,6 +400,8 @@ def answer_sql(
         for position, (part, stored) in enumerate(zip(plan.parts, plan.stored))
         if stored is None
     ]
+    if plan.settings.target is not None:
+        require_target(plan.settings.target, planned, ledger)
     with keep_sources_open():
         runs = [(part.plan, run) for part, run in planned]
         receipts = iter([*release_all(runs, ledger, registry, spend_again=spend_again)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from fractions import Fraction
 
 from dpflow.analyst_sql.parse.source_text import Refusal
@@ -12,8 +13,13 @@ from dpflow.analyst_sql.releases.grouping_levels import PlannedParts
 from dpflow.analyst_sql.releases.query_parts import PartPlan
 from dpflow.analyst_sql.releases.settings import Target
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.results import Row
+from dpflow.core.contract.results import Result, Row
 from dpflow.core.toolbox.moments import Measure
+from dpflow.engine.releases.choose_bounds import follow_record
+from dpflow.engine.releases.own_histogram import follow_result
+from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.errors import PlanRefused
+from dpflow.ledger import Ledger
 
 #: Epsilons that are tried: no guarantee above the last is worth its name.
 _LEAST, _MOST = 1e-4, 20.0
@@ -82,6 +88,25 @@ def error_share(target: Target, part: PartPlan) -> float:
             allowed *= _scale(measure, part.plan.table, target.rows)
         shares.append(error / allowed)
     return max(shares)
+
+
+def require_target(
+    target: Target, planned: Sequence[tuple[PartPlan, RunIdentity]], ledger: Ledger
+) -> None:
+    """Refuse before the charge what would be answered by a draw with a wider error: of the same question at the same
+    price, charged with other contribution bounds or with a histogram of its own. Raises `PlanRefused`.
+    """
+    for part, run in planned:
+        record = ledger.find(run.key(part.plan))
+        if record is None:
+            continue
+        charged = follow_record(part.plan, record)
+        drawn = follow_result(charged, Result.from_json(record.result or {"rows": []}))
+        if error_share(target, replace(part, plan=drawn)) > 1:
+            raise PlanRefused(
+                f"release {record.release_id} of this question was charged at the same price with an error above the "
+                f"target; ask for another revision, or for a larger error"
+            )
 
 
 def _scale(measure: Measure, table: Table, rows: int) -> float:

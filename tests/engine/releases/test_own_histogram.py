@@ -19,6 +19,7 @@ from orders_world import REGISTRY
 
 import dpflow
 from dpflow import Ledger
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import ZCDP, Composed, Pure
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import SizeCounts
@@ -366,6 +367,42 @@ def test_a_retry_draws_by_what_was_charged(tmp_path: Path, monkeypatch: pytest.M
         assert any("own histogram" in note for note in answer.notes) == taken
         assert own.ask(revision=revision).to_arrow(True).equals(answer.to_arrow(True))
     assert own.ledger.remaining("orders").rows()[0]["epsilon_spent"] == "2"
+
+
+@pytest.mark.parametrize("crashed", [False, True])
+def test_a_target_error_is_not_answered_by_a_wider_draw(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, crashed: bool
+) -> None:
+    """Of the same question at the same price, whether it was drawn or only charged: by every customer in all groups."""
+    own = World(tmp_path)
+    with duckdb_file(own.file) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE orders AS SELECT customer, 'k' || CAST(n AS INTEGER) AS key, n AS cost "
+            "FROM range(3000) c(customer), range(60) o(n)"
+        )
+    options: Any = {"tables": [own.table], "ledger": own.ledger, "scope": "orders", "error": "100"}
+    (part,) = dpflow.plan_sql(UNITS, **options).parts
+    assert part.plan.histogram is None
+    epsilon = exact_text(part.plan.params.epsilon)  # type: ignore[attr-defined]
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if crashed:
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(execute, "_draw_and_settle", stop)
+            own.ask(epsilon=epsilon)
+    else:
+        own.ask(epsilon=epsilon)
+    spent = own.ledger.remaining("orders").rows()[0]["epsilon_spent"]
+    for ask in (dpflow.sql, dpflow.plan_sql):
+        with pytest.raises(PlanRefused, match="another revision"):
+            ask(UNITS, **options)
+    assert own.ledger.remaining("orders").rows()[0]["epsilon_spent"] == spent
+    frame = dpflow.sql(UNITS, **options, revision=2).to_pandas(intervals=True)
+    assert (frame["n_noise_high"] - frame["n_noise_low"]).max() <= 200
+    # What is stored within the target serves.
+    assert dpflow.sql(UNITS, **options, revision=2).free
 
 
 def test_both_requests_read_one_open_source(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
