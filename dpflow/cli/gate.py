@@ -175,10 +175,9 @@ def show_status(
     if service := find_service(ledger):
         return _show_left("", service.show_gate(str(file))["left"], as_json)
     plan, book = _load(file, ledger)
-    scope, name = plan.request.scope, plan.request.name
-    if not any(record.state in ("open", "closed") for record in book.releases_by_name(scope, name)):
+    session = Session.find(plan, book, Registry.load())
+    if session is None:
         return _show_left("", {"state": "not opened"}, as_json)
-    session = _open(plan, book)
     _show_left(session.id, session.remaining(), as_json)
 
 

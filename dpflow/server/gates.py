@@ -76,16 +76,8 @@ class Gates:
     def show_status(self, caller: Caller, name: str) -> Reply:
         """What a gate costs and says, and what is left of it; opens and charges nothing."""
         plan = self._plan(caller, name)
-        request = plan.request
-        opened = [
-            record
-            for record in self.ledger.releases_by_name(request.scope, request.name)
-            if record.state in ("open", "closed")
-        ]
-        left: Reply = {"state": "not opened"}
-        if opened:
-            session = Session(opened[-1].release_id, caller.name, plan, self.ledger, self.registry)
-            left = session.remaining()
+        session = Session.find(plan, self.ledger, self.registry, caller.name)
+        left: Reply = {"state": "not opened"} if session is None else session.remaining()
         return {"gate": name, **self._describe(plan), "left": left}
 
     def plan_candidate(self, caller: Caller, body: Mapping[str, Any]) -> Query:

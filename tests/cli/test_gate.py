@@ -94,6 +94,13 @@ def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
     assert len(Ledger(tiny.ledger).releases()) == 1
 
 
+def test_the_status_of_another_revision_opens_nothing(tiny: Tiny, file: Path) -> None:
+    run(tiny, "open", file)
+    file.write_text(yaml.safe_dump(GATE | {"revision": 2}))
+    assert json.loads(run(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
+    assert len(Ledger(tiny.ledger).releases()) == 1
+
+
 def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     from mlflow import MlflowClient
 

@@ -439,3 +439,29 @@ def test_a_gate_is_about_a_served_table(tmp_path: Path) -> None:
     unserved = service.model_copy(update={"tables": {}})
     with pytest.raises(InvalidInput, match="not served"):
         load_gates(unserved, world.ledger, world.test_client("ann").app.state.data._registry)
+
+
+def test_a_status_tells_of_its_own_session_alone(tmp_path: Path) -> None:
+    """Neither of another principal's session of that name nor of another revision's."""
+    world = make_world(tmp_path)
+    service = yaml.safe_load(world.file.read_text())
+    may = {"scope": "holdout", "doors": ["release"], "tables": ["visits"], "gates": []}
+    service["principals"]["bob"] = asker("bob") | may
+    world.file.write_text(yaml.safe_dump(service))
+    gate = GATE | {"params": GATE["params"] | {"epsilon": 10}}
+
+    def show_left(revision: int) -> Any:
+        (tmp_path / "gate.yml").write_text(yaml.safe_dump(gate | {"revision": revision}))
+        with world.test_client("ann") as ann:
+            return ann.get("/v1/gates/late").json()["left"]
+
+    namesake = {"name": "late", "mechanism": "above_threshold", "table": "visits"}
+    session = namesake | {"params": {"epsilon": "0.01"}}
+    with world.test_client("bob") as bob:
+        assert settle(bob, "sessions", {"session": session, "queries": []}).status_code == 200
+    assert show_left(1) == {"state": "not opened"}
+    with world.test_client("ann") as ann:
+        assert settle(ann, DOOR, send()).status_code == 200
+    assert show_left(1)["answered"] == 1
+    assert show_left(2) == {"state": "not opened"}
+    assert show_left(1)["answered"] == 1 and spent(world.ledger) == "10.01"

@@ -185,6 +185,19 @@ class Session:
         """
         return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry, load)
 
+    @classmethod
+    def find(
+        cls, plan: Plan, ledger: Ledger, registry: Registry, principal: str | None = None
+    ) -> Session | None:
+        """The session that was charged for this plan outside Airflow, or None; charges nothing. Another plan or revision of
+        the same name is another session.
+        """
+        run = RunIdentity.of_request(plan.request, principal)
+        record = ledger.find(run.key(plan))
+        if record is None or record.state not in ("open", "closed"):
+            return None
+        return cls(record.release_id, run.principal, plan, ledger, registry)
+
     @errors_end_here
     def ask(
         self, query: Mapping[str, Any] | str, candidate: Candidate | None = None, **fields: Any
