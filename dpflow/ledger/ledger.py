@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Unpack
@@ -41,6 +42,7 @@ from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
 
 T = TypeVar("T")
+_REST = 9  # charges spend a tenth of their time at most on looks at a witness's place that is out of reach
 
 
 class Ledger(BudgetLedger):
@@ -459,17 +461,22 @@ class Ledger(BudgetLedger):
 
     def _compare_with_witness(self, scopes: set[str]) -> None:
         """Before the first charge of each scope, where DPFLOW_LEDGER_WITNESS is set: a history that the newest checkpoint there is
-        ahead of was restored, perhaps to before the scope demanded it. A place out of reach says nothing: then the demand
-        alone holds.
+        ahead of was restored, perhaps to before the scope demanded it. What comes later is found by what this object
+        remembers (`Anchor.remember`).
+
+        A place out of reach says nothing: the demand alone holds, and the next charge looks again. A look that takes long
+        to fail is followed by `_REST` times that long without one.
         """
-        name = os.environ.get("DPFLOW_LEDGER_WITNESS")
-        if not name or scopes <= self._compared:
+        name, begin = os.environ.get("DPFLOW_LEDGER_WITNESS"), time.monotonic()
+        if not name or scopes <= self._compared or begin < self._next_look:
             return
         paths = {part for scope in scopes for part in path_of(scope)}
         try:
             newest = open_place(name).newest()
         except LedgerUnavailable:
-            newest = None
+            end = time.monotonic()
+            self._next_look = end + _REST * (end - begin)
+            return
         if newest is not None:
             with self._begin_writing() as writer:
                 witnesses.require_extended(writer, paths, newest[1], self._anchor.ledger_id)

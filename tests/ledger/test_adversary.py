@@ -52,7 +52,7 @@ def believe_rows(patch: pytest.MonkeyPatch) -> None:
 def ignore_mark(patch: pytest.MonkeyPatch) -> None:
     """An older copy is as good as the newest."""
     check = chain._check_newest
-    nothing = chain.NOTHING
+    nothing = chain.NOTHING, chain.NOTHING
     patch.setattr(chain, "_check_newest", lambda rows, anchor, _: check(rows, anchor, nothing))
     patch.setattr(chain, "require_entry", lambda *_: None)
 

@@ -403,7 +403,7 @@ class AuditedLedger(SealedDatabase):
                 raise LedgerCorrupt(
                     f"a history that does not verify is not accepted: {problems[0]}"
                 )
-            writer = chain.Writer(transaction, self._anchor, trace.head)
+            writer = chain.Writer(transaction, self._anchor, (trace.head, trace.head))
             body = {"reason": reason, "entries": expected.entries}
             writer.add_entry("reanchor", "", "", principal, body)
             writer.write_entries()
@@ -455,7 +455,7 @@ class AuditedLedger(SealedDatabase):
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
             if point is not None and not trace.accepts(point):
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
-            writer = chain.Writer(transaction, self._anchor, trace.head)
+            writer = chain.Writer(transaction, self._anchor, (trace.head, trace.head))
             number = writer.next_seq
             body = recovery.recover_state(
                 writer, trace, self._find_mark(), point, signer, reason, principal

@@ -64,6 +64,9 @@ class Anchor:
         #: The last record of the mark that this process wrote or checked; none before it had a lock
         #: on it.
         self.valid: tuple[bytes, Seen] = b"", NOTHING
+        #: The highest entry that this object proved to be in the history: database and mark may be put
+        #: back to before it, and then show nothing.
+        self.known: Seen = NOTHING
         self._secret = b""
         self._wrap: tuple[object, tuple[str, bytes]] | None = None
 
@@ -220,6 +223,11 @@ class Anchor:
         with contextlib.closing(Mark(self)) as mark:
             return mark.read_entry()
 
+    def remember(self, entry: Seen) -> None:
+        """Have every later transaction require this entry, which is in the history for certain and on the disk."""
+        if entry[0] > self.known[0]:
+            self.known = entry
+
     def replace_mark(self, seq: int, digest: str) -> None:
         """An owner's act: make this entry the highest, whatever the mark says or if there is none."""
         try:
@@ -229,6 +237,7 @@ class Anchor:
                 fcntl.flock(file, fcntl.LOCK_EX)
                 _write_flushed(file, self.mark_record(seq, digest))
             self._flush_folder()
+            self.known = seq, digest
         except OSError as error:
             raise self.explain_failure(error) from None
 

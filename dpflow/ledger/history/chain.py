@@ -32,12 +32,23 @@ from dpflow.ledger.storage.statements import (
     prepare_insert,
 )
 
+#: Entries that must be in the history: the anchor's mark, and the highest that this process proved.
+Marks = tuple[Seen, Seen]
+
 FIRST = NOTHING[1]
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous")
 
 _LAST = sa.select(entry).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
 _MARKED_AND_HEAD = Prepared(
     sa.union_all(sa.select(entry).where(match_columns(entry.c.seq)), sa.select(_LAST.subquery()))
+)
+_KNOWN = entry.c.seq == sa.bindparam("known", type_=sa.BigInteger)
+_MARKS_AND_HEAD = Prepared(
+    sa.union_all(
+        sa.select(entry).where(match_columns(entry.c.seq)),
+        sa.select(entry).where(_KNOWN),
+        sa.select(_LAST.subquery()),
+    )
 )
 _HASH_AT = Prepared(sa.select(entry.c.hash).where(match_columns(entry.c.seq)))
 INSERT = prepare_insert(entry)
@@ -96,12 +107,12 @@ class Writer:
         self,
         transaction: Transaction,
         anchor: Anchor,
-        mark: Seen,
+        marks: Marks,
         ahead: ReadAhead | None = None,
         former: LedgerState | None = None,
     ) -> None:
         self.transaction = transaction
-        self._anchor, self._mark, self._ahead, self._former = anchor, mark, ahead, former
+        self._anchor, self._marks, self._ahead, self._former = anchor, marks, ahead, former
         self.cipher = Cipher(anchor)
         self._keys: list[DataKey] = []
         self._id_prefix = secrets.token_hex(2)
@@ -109,15 +120,15 @@ class Writer:
         self._started: tuple[Seen, LedgerState] | None = None
         self._second: int | None = None
         self.added: Seen | None = None  # the newest entry that it made
-        self.known = {mark}  # what its history held before, for certain
+        self.known = {*marks}  # what its history held before, for certain
 
     @property
     def state(self) -> LedgerState:
         """Reads rows, to be proved, and changes them.
 
         Raises:
-            LedgerCorrupt: the newest entry is not one that this ledger's key sealed, or the one that
-                the anchor has seen is gone.
+            LedgerCorrupt: the newest entry is not one that this ledger's key sealed, or one that the
+                anchor or this program has seen is gone.
         """
         return self._start_state()[1]
 
@@ -140,7 +151,7 @@ class Writer:
     def _start_state(self) -> tuple[Seen, LedgerState]:
         if self._started is None:
             self._started = _start_state(
-                self.transaction, self._anchor, self._mark, self._ahead, self._former
+                self.transaction, self._anchor, self._marks, self._ahead, self._former
             )
             self.known.add(self._started[0])
         return self._started
@@ -210,28 +221,35 @@ class Writer:
         self._keys = []
 
 
-def plan_reads(mark: Seen, ahead: ReadAhead) -> list[Read]:
+def plan_reads(marks: Marks, ahead: ReadAhead) -> list[Read]:
     """What a transaction reads with its beginning: the entries that say whether to go on, and what
     it will ask for.
     """
-    return [(_MARKED_AND_HEAD, {"seq": mark[0]}), *ahead.reads]
+    return [_read_marks(marks), *ahead.reads]
 
 
-def read_state(transaction: Transaction, anchor: Anchor, mark: Seen) -> tuple[Seen, LedgerState]:
+def _read_marks(marks: Marks) -> Read:
+    mark, known = marks
+    if mark == known:  # nobody else wrote since
+        return _MARKED_AND_HEAD, {"seq": mark[0]}
+    return _MARKS_AND_HEAD, {"seq": mark[0], "known": known[0]}
+
+
+def read_state(transaction: Transaction, anchor: Anchor, marks: Marks) -> tuple[Seen, LedgerState]:
     """The newest entry, and the rows of a transaction that read ahead, to be proved by
     `LedgerState.prove_reads`. Raises `LedgerCorrupt`.
     """
     # An empty ledger shows nothing that could be old: under the anchor of another it waits for an
     # import.
-    if not transaction.read_ahead[0]:
+    if not transaction.read_ahead[0] and marks[1] == NOTHING:
         return NOTHING, LedgerState(transaction, EMPTY_ROOT)
-    return _start_state(transaction, anchor, mark, ReadAhead())
+    return _start_state(transaction, anchor, marks, ReadAhead())
 
 
 def _start_state(
     transaction: Transaction,
     anchor: Anchor,
-    mark: Seen,
+    marks: Marks,
     ahead: ReadAhead | None,
     former: LedgerState | None = None,
 ) -> tuple[Seen, LedgerState]:
@@ -239,10 +257,11 @@ def _start_state(
     newest.
     """
     if ahead is None:
-        rows, results = transaction.rows(_MARKED_AND_HEAD, seq=mark[0]), []
+        statement, numbers = _read_marks(marks)
+        rows, results = transaction.rows(statement, **numbers), []
     else:
         rows, *results = transaction.read_ahead
-    newest, root = _check_newest(rows, anchor, mark)
+    newest, root = _check_newest(rows, anchor, marks)
     if former is not None and former.newest == newest:
         state = former
         state.carry_on(transaction)
@@ -253,12 +272,19 @@ def _start_state(
     return newest, state
 
 
-def _check_newest(rows: Sequence[Any], anchor: Anchor, mark: Seen) -> tuple[Seen, str]:
-    """The newest entry of these, which are the marked and the last one, and its root. The mark is
+def _check_newest(rows: Sequence[Any], anchor: Anchor, marks: Marks) -> tuple[Seen, str]:
+    """The newest entry of these, which are those of the marks and the last one, and its root. The mark is
     sealed itself, and what comes after it must be.
     """
-    if mark not in [NOTHING, *((row.seq, row.hash) for row in rows)]:
+    mark, known = marks
+    present = [NOTHING, *((row.seq, row.hash) for row in rows)]
+    if mark not in present:
         raise LedgerCorrupt(_explain_loss(mark[0]))
+    if known not in present:
+        raise LedgerCorrupt(
+            f"this program saw entry {known[0]}, which is gone or another: database and anchor were put back to an older state. "
+            f"Bring the newest copy back; after dpflow ledger recover, start this program again"
+        )
     if not rows:
         return NOTHING, EMPTY_ROOT
     head = max(rows)
@@ -292,7 +318,7 @@ class Auditor:
         self.problems: list[str] = []
         self.mark = NOTHING
         try:
-            self.mark = anchor.read_mark() if marked else NOTHING
+            self.mark = max(anchor.read_mark(), anchor.known) if marked else NOTHING
         except LedgerCorrupt as error:
             self._damaged = str(error)
 

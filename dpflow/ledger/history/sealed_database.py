@@ -17,7 +17,7 @@ from dpflow.errors import (
     WitnessBehind,
 )
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor, Mark, Seen, default_folder
+from dpflow.ledger.history.anchor import NOTHING, Anchor, Mark, Seen, default_folder
 from dpflow.ledger.history.cipher import Cipher, open_text, seal_text
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
@@ -72,6 +72,7 @@ class SealedDatabase:
         self._cipher = Cipher(anchor)
         #: Scopes whose history was compared with the newest checkpoint of a witness.
         self._compared: set[str] = set()
+        self._next_look = 0.0  # when the witness's place is asked again that was out of reach
 
     def __repr__(self) -> str:
         return f"Ledger({self._database!r})"
@@ -133,12 +134,12 @@ class SealedDatabase:
                 somebody added an entry since.
 
         Raises:
-            LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor has
-                seen an entry that is not in this database, such as one of a copy in use elsewhere.
+            LedgerCorrupt: a row that was read is not what the newest entry left; or the anchor or this
+                object has seen an entry that is not in this database, such as one of a copy in use elsewhere.
         """
         with self._naming_versions(), contextlib.closing(Mark(self._anchor)) as mark:
             # Read before the turn, which others wait for: it may be older then, never newer.
-            seen = mark.read_entry()
+            seen = mark.read_entry(), self._anchor.known
             reads = [] if ahead is None else chain.plan_reads(seen, ahead)
             with self._database.begin_writing(reads) as transaction:
                 writer = chain.Writer(transaction, self._anchor, seen, ahead, former)
@@ -154,6 +155,7 @@ class SealedDatabase:
                 writer.known.add(other)
             if writer.added:
                 writer.state.newest = writer.added
+                self._anchor.remember(writer.added)
 
     @contextlib.contextmanager
     def _begin_reading(self) -> Iterator[LedgerState]:
@@ -165,7 +167,7 @@ class SealedDatabase:
         """
         # Before the transaction: what it sees may be newer than the mark, never older.
         with contextlib.closing(Mark(self._anchor, read_only=True)) as mark:
-            seen = mark.read_entry()
+            seen = mark.read_entry(), self._anchor.known
         with (
             self._naming_versions(),
             self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction,
@@ -175,6 +177,9 @@ class SealedDatabase:
                 yield state
             state.prove_reads()
         state.newest = newest
+        if newest != NOTHING:
+            # Not the newest: a server may have it from one who waits for the disk, and lose it.
+            self._anchor.remember(seen[0])
 
     @contextlib.contextmanager
     def _naming_versions(self) -> Iterator[None]:

@@ -16,6 +16,7 @@ from audit_program import export_text, run_audit
 from dpflow import fault_points
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, WitnessBehind
 from dpflow.ledger import ReleaseCharge
+from dpflow.ledger import ledger as ledger_module
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.books import witnesses
 from dpflow.ledger.history.checkpoint import Signer
@@ -271,6 +272,39 @@ def test_a_copy_older_than_the_grant_is_found_too(make_place, make_keep, ask, tm
         witnesses_place(keep).add(number, forged)
         copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
         ask.reserve(copy, f"d{number}")
+
+
+def test_a_look_that_failed_is_made_again(make_place, make_keep, ask, tmp_path, monkeypatch):
+    """A place that was out of reach at the first charge finds the copy once it is back; slow failures are not repeated at once."""
+    keep = make_keep("folder")
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS)
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
+    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ledger.witness(keep, NIGHTLY)
+    copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", "/nowhere")
+    monkeypatch.setattr(ledger_module, "_REST", 0)
+    ask.reserve(copy, "x1")
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", keep)
+    for _ in range(2):
+        with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 2"):
+            ask.reserve(copy, "x2")
+    assert ask.spent(copy) == {"": "0.1"}
+    looks = []
+
+    def fail(_):
+        looks.append(1)
+        raise LedgerUnavailable("out of reach")
+
+    monkeypatch.setattr(ledger_module, "open_place", fail)
+    monkeypatch.setattr(ledger_module, "_REST", 10**9)
+    for number in range(3):
+        ask.reserve(copy, f"y{number}")
+    assert len(looks) == 1
 
 
 def test_a_demand_that_ended_stops_nobody(watched, make_keep, ask):
