@@ -19,6 +19,7 @@ from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
     InvalidInput,
+    LedgerCorrupt,
     QueryFailed,
     RetryConflict,
     RuleBroken,
@@ -87,7 +88,8 @@ _WHEN = {
     422: "The request is not what this page describes, or cannot be planned; nothing was charged.",
     429: "The principal's budget or predictions are used up, or it asks too often or too much at once: then "
     "`Retry-After` says when to ask again. Nothing was charged.",
-    500: "A failure inside; the request may be repeated, which charges nothing twice.",
+    500: "A failure inside. Where `retryable` is true the request may be repeated, which charges nothing twice; else the "
+    "service's owner must act first.",
     503: "Not ready, or the ledger or the table cannot be used now; repeat the request after `Retry-After`.",
 }
 
@@ -156,6 +158,12 @@ _OWN_TEXTS: tuple[tuple[type[DpflowError], int, Word], ...] = (
     (BudgetExceeded, 429, "quota_exhausted"),
 )
 
+#: Errors that end when the owner acts, and no sooner.
+_OWNERS_FAULTS: tuple[tuple[type[DpflowError], str], ...] = (
+    (TableError, "the table cannot be read"),
+    (LedgerCorrupt, "the ledger does not verify, so it charges and gives out nothing"),
+)
+
 
 def make_refusal(error: BaseException) -> Refused:
     """What a client hears of an error. The text of any error but those of `_OWN_TEXTS` stays inside: it
@@ -174,13 +182,10 @@ def make_refusal(error: BaseException) -> Refused:
         return refuse_for_now(
             "the ledger or the table cannot be used now; repeat the request", cause=type(error)
         )
-    if isinstance(error, TableError):
-        return Refused(
-            500,
-            "internal_error",
-            "the table cannot be read until its owner repairs it; nothing is charged twice",
-            cause=type(error),
-        )
+    for kind, fault in _OWNERS_FAULTS:
+        if isinstance(error, kind):
+            message = f"{fault} until its owner repairs it; nothing is charged twice"
+            return Refused(500, "internal_error", message, cause=type(error))
     return Refused(
         500,
         "internal_error",
