@@ -55,11 +55,12 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.engine.planning.precheck import find_source_fault
-from dpflow.engine.releases.choose_bounds import BoundsChooser, follow_record, may_choose
+from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.release_list import follow_receipt
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
@@ -419,7 +420,8 @@ def answer_sql(
         else:
             receipt = next(receipts)
             result = receipt.result
-            drawn = _follow_drawn(part.plan, receipt, ledger)
+            # A histogram of its own chose groups after the charge.
+            drawn = follow_result(follow_receipt(part.plan, receipt, ledger), result)
             part_cells = _cells_of_receipt(query, part.part, drawn, receipt)
             origins.append(_origin_of_receipt(receipt))
             if note := drawn.undeclared_groups():
@@ -454,16 +456,6 @@ def answer_sql(
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
     return compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
-
-
-def _follow_drawn(plan: Plan, receipt: Receipt, ledger: Ledger) -> Plan:
-    """The plan with the bounds that a release was drawn with: another try may have charged others, and a histogram of
-    its own chooses them after the charge.
-    """
-    if not may_choose(plan.question or plan):
-        return plan
-    charged = follow_record(plan, ledger.release(receipt.release_id))
-    return follow_result(charged, receipt.result)
 
 
 def _totals_of(

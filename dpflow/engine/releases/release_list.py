@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from dpflow.engine.releases.choose_bounds import follow_record, may_choose
 from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
@@ -45,8 +46,8 @@ def release_list(
     spend_again: bool = False,
     log_charge: Callable[[str], None] = lambda line: None,
 ) -> Iterator[tuple[Plan, Receipt]]:
-    """Make the releases of one task: all are charged before a row is read. What takes its bounds from a
-    release of the list is charged after that one was drawn, with those behind it.
+    """Make the releases of one task, each with the plan that was charged: all are charged before a row is read. What
+    takes its bounds from a release of the list is charged after that one was drawn, with those behind it.
 
     Args:
         log_charge: gets a line for each release before it is charged.
@@ -62,7 +63,8 @@ def release_list(
         for plan, _ in waiting:
             log_charge(describe_charge(plan))
         receipts = release_all(waiting, ledger, registry, spend_again=spend_again)
-        yield from zip([plan for plan, _ in waiting], receipts)
+        for (plan, _), receipt in zip(waiting, receipts):
+            yield follow_receipt(plan, receipt, ledger), receipt
         waiting.clear()
 
     for n, (request, run) in enumerate(zip(requests, identify_all(requests, identify))):
@@ -82,6 +84,13 @@ def release_list(
     yield from release_waiting()
 
 
+def follow_receipt(plan: Plan, receipt: Receipt, ledger: Ledger) -> Plan:
+    """The plan with the bounds that a release was charged with: another try may have charged others."""
+    if not may_choose(plan.question or plan):
+        return plan
+    return follow_record(plan, ledger.release(receipt.release_id))
+
+
 def describe_charge(plan: Plan) -> str:
     """One line for a task's log: what a release will be charged, unless it was paid before."""
     epsilon, delta = plan.privacy_cost()
@@ -94,9 +103,9 @@ def describe_charge(plan: Plan) -> str:
 
 def describe_event(plan: Plan, receipt: Receipt) -> dict[str, Any]:
     """What may be said of a release without its result: its receipt, the run that paid, the table it was published
-    in, and the half-width of its noise interval as it was planned.
+    in, and the half-width of its noise interval as it was planned, unless a histogram of its own fixes that.
     """
-    bound = plan.error_bound
+    bound = None if plan.histogram else plan.error_bound
     return receipt.to_json() | {
         "run": receipt.run,
         "released_at": receipt.released_at.isoformat(),

@@ -26,6 +26,7 @@ from dpflow.core.contract.requests import SizeCounts
 from dpflow.core.toolbox.noise import Noise
 from dpflow.engine import fail_closed, make_plan, release
 from dpflow.engine.releases import execute, own_histogram
+from dpflow.engine.releases.release_list import describe_event, release_list
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import PlanRefused
@@ -367,6 +368,36 @@ def test_a_retry_draws_by_what_was_charged(tmp_path: Path, monkeypatch: pytest.M
         assert any("own histogram" in note for note in answer.notes) == taken
         assert own.ask(revision=revision).to_arrow(True).equals(answer.to_arrow(True))
     assert own.ledger.remaining("orders").rows()[0]["epsilon_spent"] == "2"
+
+
+def test_an_event_states_no_width_of_another_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither where a histogram fixes it, nor where a retry has a profile that its charge had not; then a retry that was
+    charged by a profile has its width.
+    """
+    own = World(tmp_path)
+    request = own.plan().request
+
+    def make(request: ReleaseRequest) -> dict[str, Any]:
+        run = RunIdentity.of_request(request)
+        ((plan, receipt),) = release_list([request], lambda *_: run, own.ledger, REGISTRY)
+        widths = {row.half_width_95 for row in receipt.result.rows if row.measure}
+        return {"said": describe_event(plan, receipt)["half_width_95"], "drawn": widths}
+
+    def stop(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(execute, "_draw_and_settle", stop)
+        make(request)
+    profile = {"name": "contributions of orders", "mechanism": "contributions"}
+    change = request.model_copy(update=profile | {"params": {"epsilon": "4"}})
+    release(make_plan(change, REGISTRY, own.ledger), own.ledger, REGISTRY)
+    assert make_plan(request, REGISTRY, own.ledger).histogram is None
+    assert make(request)["said"] is None
+    chosen = make(request.model_copy(update={"revision": 2}))
+    assert {chosen["said"]["count_distinct"]} == chosen["drawn"]
 
 
 @pytest.mark.parametrize("crashed", [False, True])
