@@ -11,14 +11,14 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
-from dpflow.engine.releases.execute import name_rows, release_all
+from dpflow.engine.releases.execute import has_hard_links, name_rows, release_all
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.error_boundary import errors_end_here, silence_libraries
-from dpflow.errors import ContractViolated, InvalidInput, PlanRefused, TableUnreadable
+from dpflow.errors import ContractViolated, InvalidInput, MissingExtra, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
@@ -165,10 +165,18 @@ def run_contract(
         if ledger is not None:
             data = name_rows(table, ledger)
             ledger.require_no_gate(data)
+            if has_hard_links(table):
+                raise PlanRefused(
+                    f"the file of table {table.name!r} has another name, a hard link, under which a gate may be on its rows; leave "
+                    "it one name"
+                )
         try:
             outcomes = [_check_trusted(contract, table, blocks, ledger)]
-        except TableUnreadable:
-            # Rows may decide that they cannot be judged.
+        except (InvalidInput, MissingExtra):
+            # Said by the declaration and the suite.
+            raise
+        except Exception:
+            # Rows may decide that they cannot be judged, and how it fails.
             record(False)
             raise
     else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from dpflow.errors import (
     InvalidInput,
     PlanRefused,
     TableUnreadable,
+    UnexpectedFailure,
 )
 from dpflow.ledger import Ledger
 from dpflow.quality import (
@@ -271,15 +273,32 @@ def test_an_unpaid_bit_about_a_holdout_is_refused_or_ends_the_proof(
         run_contract(contract, ["2026-01-01"], ledger=world.ledger)
 
 
+def test_a_hard_link_is_no_way_round(world: World) -> None:
+    """Neither is a bit told of rows by another name of their file, nor does a gate prove anything beside one."""
+    session, link = open_gate(world), world.folder / "link.duckdb"
+    os.link(world.database, link)
+    text = (world.folder / "visits.yml").read_text()
+    text = text.replace("name: visits", "name: other, relation: visits")
+    (world.folder / "other.yml").write_text(text.replace("visits.duckdb", "link.duckdb"))
+    contract = parse_contract({"table": "other.yml", "mode": "trusted"}, world.folder)
+    with pytest.raises(PlanRefused, match="hard link"):
+        run_contract(contract, ["2026-01-01"], ledger=world.ledger)
+    verdict = session.ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})
+    assert verdict["guarantee"] == "unproven" and "hard link" in verdict["because"]
+
+
+@pytest.mark.parametrize("error", [TableUnreadable, UnexpectedFailure, RuntimeError, MemoryError])
 def test_that_rows_cannot_be_judged_is_a_bit_about_them(
-    world: World, monkeypatch: pytest.MonkeyPatch
+    world: World, monkeypatch: pytest.MonkeyPatch, error: type[Exception]
 ) -> None:
+    """Whatever the failure."""
+
     def fail(*arguments: object) -> bool:
-        raise TableUnreadable("its rows cannot be judged")
+        raise error("its rows cannot be judged")
 
     monkeypatch.setattr(contract_run, "check", fail)
     contract = parse_contract({"table": "visits.yml", "mode": "trusted"}, world.folder)
-    with pytest.raises(TableUnreadable):
+    with pytest.raises((TableUnreadable, UnexpectedFailure)):
         run_contract(contract, ["2026-01-01"], ledger=world.ledger)
     session = open_gate(world)
     verdict = session.ask({"estimator": "column_mean", "columns": ["age"], "claim": "1/2"})

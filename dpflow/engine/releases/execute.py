@@ -12,7 +12,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 
 from dpflow import fault_points
@@ -282,6 +282,13 @@ def place_names(table: Table, joined: str | None, folder: str | None, ledger: Le
         paths += [os.path.realpath(one) for one in paths if one.startswith("/")]
         marks = [f"{table.source.backend}\0{one}" for one in dict.fromkeys(paths)]
     return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]
+
+
+def has_hard_links(table: Table) -> bool:
+    """Whether the file of a table's rows has names beside the one that `place_names` knows."""
+    with suppress(OSError):
+        return table.source is None and os.stat(table.database).st_nlink > 1
+    return False
 
 
 def _draw_and_settle(

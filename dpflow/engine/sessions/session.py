@@ -34,6 +34,7 @@ from dpflow.engine.releases.execute import (
     check_scope,
     data_names,
     draw_result,
+    has_hard_links,
     require_certified,
 )
 from dpflow.engine.releases.plan import Plan, digest
@@ -148,6 +149,8 @@ class Session:
         plan, table = self._plan, self._plan.table
         if table.generalisation_only and not table.holdout:
             return "rows of a generalisation_only table may have been handed out; declare holdout: true"
+        if has_hard_links(table):
+            return "the file of the rows has another name, a hard link, under which they may have been read"
         names = data_names(plan, self._ledger, self._private)
         if not self._ledger.is_fresh(self.id, plan.request.scope, names):
             return "something was released from this data before the session was opened"
