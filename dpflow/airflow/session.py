@@ -62,7 +62,7 @@ class SessionOperator(RequestTask):
             answered: Any = self.ask_service(context, client)
             return list(answered)
         from dpflow.engine import make_plan
-        from dpflow.engine.sessions.query_list import ask_all
+        from dpflow.engine.sessions.query_list import ask_all, check_questions
         from dpflow.engine.sessions.session import Session
         from dpflow.registry import Registry
 
@@ -70,6 +70,7 @@ class SessionOperator(RequestTask):
         request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, ledger)
+        check_questions(plan, ledger, registry, self.queries)
         replayed = self.log_session(plan, ledger)
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)

@@ -17,7 +17,7 @@ from dpflow.cli.console import (
     show_table,
 )
 from dpflow.engine import load_request, make_plan
-from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.query_list import ask_all, check_questions
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.registry import Registry
@@ -57,7 +57,9 @@ def command(
     else:
         registry = Registry.load()
         request, book = load_request(file), open_ledger(ledger, files=[file])
-        session = Session.open(make_plan(request, registry, book), book, registry)
+        plan = make_plan(request, registry, book)
+        check_questions(plan, book, registry, questions)
+        session = Session.open(plan, book, registry)
         # Paths of candidates are relative to the file that lists them.
         answers = ask_all(session, questions, (queries or file).parent)
         session_id, left = session.id, session.remaining()

@@ -22,7 +22,7 @@ from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.release_list import describe_session
 from dpflow.engine.releases.request import parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.query_list import ask_all, check_questions
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, UnknownName
 from dpflow.ledger import Ledger
@@ -119,6 +119,7 @@ class LocalClient(Client):
         """As `Client.ask`."""
         plan = make_plan(parse_request(dict(fields), Path()), self._registry, self._ledger)
         replayed = self._ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
+        check_questions(plan, self._ledger, self._registry, queries)
         session = Session.open(plan, self._ledger, self._registry)
         return {
             "session": session.id,

@@ -15,7 +15,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.core.contract.results import finite_json
 from dpflow.engine.releases.release_list import describe_session
-from dpflow.engine.sessions.query_list import ask_all
+from dpflow.engine.sessions.query_list import ask_all, check_questions
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
@@ -34,7 +34,8 @@ def plan_questions(
 
     Raises:
         PlanRefused: the mechanism is no session, or has a door of its own.
-        InvalidInput: a question that is a candidate, or a release inside the session.
+        InvalidInput: a question that is a candidate, or a release inside the session, or that cannot be asked of a
+            session that is not charged yet.
     """
     plan, run = planned
     name = plan.mechanism.name
@@ -54,6 +55,8 @@ def plan_questions(
             "a question to a session of a service is none of a candidate or release; leave name and release out"
         )
     is_new = ledger.find(run.key(plan)) is None
+    if is_new:
+        check_questions(plan, ledger, registry, questions)
 
     def answer() -> Reply:
         session = Session.open(plan, ledger, registry, run_identity=run)

@@ -79,6 +79,8 @@ def test_a_plan_charges_nothing(client: TestClient, world: ServiceWorld) -> None
          "submit them to a gate"),
         ({}, [{"name": "m", "file": "/etc/passwd"}], 422, "leave name and release out"),
         ({}, [{"release": {"mechanism": "count"}}], 422, "leave name and release out"),
+        ({}, [AGES, {"colum": "age"}], 422, "did you mean 'column'"),
+        ({}, [{"by": "city", "key": "Nowhere"}], 422, "no public key of city 'Nowhere'"),
         ({"table": "secret"}, [AGES], 422, "no table 'secret'"),
         ({"scope": "visits/bob"}, [AGES], 422, "leave scope out"),
         ({"params": {"epsilon": "30", "rows": 100, "queries": 2}}, [AGES], 422, "may cost 20"),

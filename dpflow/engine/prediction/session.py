@@ -34,7 +34,7 @@ from dpflow.engine.prediction.answer_index import (
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.engine.sessions.session import charge_session
+from dpflow.engine.sessions.session_charge import charge_session
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger, SessionRecord

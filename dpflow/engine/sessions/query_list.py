@@ -7,11 +7,39 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Predictions
 from dpflow.engine.sessions.holdout_gate import Promotes, judge, read_tables_together
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, SessionClosed
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
 from dpflow.tables import read_predictions
+
+
+def check_questions(
+    plan: Plan, ledger: Ledger, registry: Registry, queries: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check a list for `ask_all` before the session is charged, but for its candidates; reads no row.
+
+    Raises:
+        InvalidInput: a query cannot be asked.
+    """
+    _require_mappings(queries)
+    # Opening refuses what is no session.
+    if isinstance(plan.mechanism, InteractiveMechanism):
+        unopened = Session("", "", plan, ledger, registry)
+        for query in queries:
+            if "name" not in query:
+                unopened.check_question(query)
+
+
+def _require_mappings(queries: Sequence[object]) -> None:
+    if not all(isinstance(query, Mapping) for query in queries):
+        raise InvalidInput(
+            "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
+        )
 
 
 def ask_all(
@@ -29,10 +57,7 @@ def ask_all(
     Args:
         base: the folder that relative paths of candidates are taken from.
     """
-    if not all(isinstance(query, Mapping) for query in queries):
-        raise InvalidInput(
-            "queries are a list of mappings, such as - {estimator: column_mean, columns: [age]}"
-        )
+    _require_mappings(queries)
     queries = [resolve_paths(query, base) if "name" in query else query for query in queries]
     answers = []
     with read_tables_together(session, queries):

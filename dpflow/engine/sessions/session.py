@@ -29,9 +29,8 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupValues, UnitScores
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.core.sampling.randomness import Source
-from dpflow.engine.fail_closed import draw_before_rows, draw_or_none
+from dpflow.engine.fail_closed import draw_or_none
 from dpflow.engine.releases.execute import (
-    check_scope,
     data_names,
     draw_result,
     has_hard_links,
@@ -50,6 +49,7 @@ from dpflow.engine.sessions.candidate import (
     load_model,
 )
 from dpflow.engine.sessions.score_readers import ScoreReaders
+from dpflow.engine.sessions.session_charge import charge_session
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import (
     DpflowError,
@@ -74,51 +74,6 @@ class _Batch(threading.local):
     """Of one thread: answers whose verdicts wait for the next one; None where none has to."""
 
     untold: list[AnswerRecord] | None = None
-
-
-def charge_session(
-    plan: Plan, ledger: Ledger, run_identity: RunIdentity | None = None
-) -> tuple[str, str]:
-    """Charge a whole session, or find the one that was charged for the same plan and run identity.
-
-    Returns:
-        its id, and the principal who asks.
-
-    Raises:
-        BudgetExceeded, PlanRefused, SessionClosed, TableError: as `Session.open`.
-    """
-    mechanism = plan.mechanism
-    if not isinstance(mechanism, InteractiveMechanism):
-        raise PlanRefused(f"{mechanism.name} is a release, not a session; run it with release")
-    run_identity = run_identity or RunIdentity.of_request(plan.request)
-    check_scope(plan, ledger)
-    # Whoever resumes draws answers, too.
-    certifiers = require_certified(plan, ledger)
-    key = run_identity.key(plan)
-    names = list[str]()
-    # Who resumes needs no catalogue to be in reach: the names are those of the first time.
-    if ledger.find(key) is None:
-        private = PrivateTable(plan.table, plan.request.where)
-        with private.hold_open():
-            check_source(plan, private)
-            names = data_names(plan, ledger, private)
-    session = ledger.open_session(
-        key,
-        event=plan.event,
-        blocks=plan.charged_blocks,
-        family=plan.version_independent_digest,
-        slot=run_identity.slot,
-        principal=run_identity.principal,
-        # The first noise is drawn before any row is read, so it cannot depend on one.
-        state=draw_before_rows(partial(mechanism.open, plan.params, plan.table)).data,
-        exclusive=mechanism.locks_dataset,
-        request=plan.ledger_entry(),
-        data=names,
-        partition=_describe_partition(plan, mechanism.count_groups(plan.params)),
-        protects=plan.table.protection_text,
-        certified_by=certifiers,
-    )
-    return session.session_id, run_identity.principal
 
 
 class Session:
@@ -227,17 +182,38 @@ class Session:
         }
         if candidate is not None:
             fields_of_query["candidate"] = candidate.digest
-        fields_of_query = dict(self.fill_metric(fields_of_query))
-        if set(fields_of_query) == {"release"} and isinstance(fields_of_query["release"], Mapping):
-            inner = nested_release.inner_plan(
-                self._plan, fields_of_query["release"], self._registry
-            )
+        parsed = self._parse_question(mechanism, fields_of_query)
+        if isinstance(parsed, Plan):
             return self._answer_once(
-                digest([self.id, inner.digest, inner.request.revision]),
-                partial(self._answer_release, inner),
+                digest([self.id, parsed.digest, parsed.request.revision]),
+                partial(self._answer_release, parsed),
             )
+        if isinstance(parsed, EstimatorQuery) and candidate is not None and not parsed.columns:
+            parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
+        name = digest([self.id, parsed.model_dump(mode="json")])
+        return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
+
+    def check_question(self, query: Mapping[str, Any]) -> None:
+        """Check a query of `ask` that has no candidate, before a session is charged for it; reads no row.
+
+        Raises:
+            InvalidInput: it cannot be asked.
+        """
+        mechanism, plan = self._plan.mechanism, self._plan
+        assert isinstance(mechanism, InteractiveMechanism)
+        parsed = self._parse_question(mechanism, query)
+        if not isinstance(parsed, Plan):
+            mechanism.data_request(plan.params, parsed, plan.table)
+
+    def _parse_question(
+        self, mechanism: InteractiveMechanism[Any, Any], fields: Mapping[str, Any]
+    ) -> Any:
+        """The mechanism's query, or the plan of a release inside the session."""
+        fields = dict(self.fill_metric(fields))
+        if set(fields) == {"release"} and isinstance(fields["release"], Mapping):
+            return nested_release.inner_plan(self._plan, fields["release"], self._registry)
         try:
-            parsed = mechanism.Query.model_validate(fields_of_query)
+            parsed = mechanism.Query.model_validate(fields)
         except ValidationError as error:
             raise InvalidDeclaration(
                 f"query of {mechanism.name}: {describe_problems(error)}"
@@ -250,10 +226,7 @@ class Session:
                 )
             parsed = self.canonical_query(parsed)
             self._require_metric(parsed)
-            if candidate is not None and not parsed.columns:
-                parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
-        name = digest([self.id, parsed.model_dump(mode="json")])
-        return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
+        return parsed
 
     @errors_end_here
     def challenge(
@@ -585,15 +558,3 @@ class Session:
         return Verdict({**body, **left, "result": result.to_json(), "snapshot": snapshot}), State(
             state
         )
-
-
-def _describe_partition(plan: Plan, groups: int | None) -> str:
-    """How a session partitions its data into groups, or "" if it does not: by a keyed hash of the privacy
-    unit, which depends on the dataset.
-
-    Proofs are for a fixed partition of data that nothing else reads: the ledger stores the first
-    partition of any data, and refuses others.
-    """
-    if groups is None:
-        return ""
-    return f"{groups} groups by {plan.table.privacy_unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
