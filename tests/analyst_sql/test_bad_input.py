@@ -198,7 +198,7 @@ def test_values_of_other_kinds_are_refused(world: World, value: Any) -> None:
 
 
 def test_an_option_is_given_once(world: World) -> None:
-    """Twice in a comment, or there and as an argument; a comment inside of the query is no option."""
+    """Twice in a comment, or there and as an argument."""
     query = "WITH t AS (SELECT * FROM visits) SELECT COUNT(*) FROM t"
     for text, options in (
         (f"-- dp: epsilon=1, epsilon=2\n{query}", {}),
@@ -207,5 +207,20 @@ def test_an_option_is_given_once(world: World) -> None:
     ):
         with pytest.raises(InvalidInput, match="given twice"):
             world.ask(text, **options)
-    inner = query.replace("SELECT COUNT", "-- dp: epsilon=5\nSELECT COUNT")
-    assert str(world.ask(f"EXPLAIN {inner}", epsilon=1).settings.epsilon) == "1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{0} -- dp: groups=2",
+        "{0}; -- dp: groups=2",
+        "{0}\n/* DP: groups=2 */",
+        "-- dp: epsilon=1\nSELECT n -- dp: groups=2\nFROM ({0})",
+        "EXPLAIN SELECT n FROM (-- dp: groups=2\n{0})",
+    ],
+)
+def test_options_that_are_not_read_are_refused(world: World, text: str) -> None:
+    """A question that ignores them would be charged for another one."""
+    with pytest.raises(InvalidInput, match="move it before the query"):
+        world.ask(text.format("SELECT COUNT(*) AS n FROM visits"))
+    assert world.ask("SELECT '-- dp: groups=2' AS x, COUNT(*) AS n FROM visits", epsilon=EXACT).rows

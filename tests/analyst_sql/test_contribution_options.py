@@ -106,7 +106,7 @@ def test_a_query_fixes_its_bounds(fresh: World) -> None:
 def test_options_are_read_by_tokens(fresh: World, text: str) -> None:
     """Wherever a comment stands above the query; a text that looks like one is no option."""
     declare(fresh)
-    query = f"{MONTHS} HAVING '-- dp: groups=9' <> 'x' -- dp: groups=8"
+    query = f"{MONTHS} HAVING '-- dp: groups=9' <> 'x'"
     plan = dpflow.plan_sql(
         text.format(query), scope="visits", tables=[fresh.table], ledger=fresh.ledger
     )

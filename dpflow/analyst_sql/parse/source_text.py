@@ -175,7 +175,8 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
 
     Raises:
         SqlRefused: it is too long, or holds characters that are no text.
-        InvalidInput: an option that does not exist, or is given twice; a query that is no text.
+        InvalidInput: an option that does not exist, is given twice or stands behind the query's first word; a query
+            that is no text.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"a query is a text, not of type {type(text).__name__}; give a SELECT")
@@ -217,6 +218,11 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
     if dialect is None and "dialect" in options:
         source = read_source(text, options["dialect"])
         return replace(source, options={**options, **source.options})
+    later = (comment for token in _tokenize(rest, text, language) for comment in token.comments)
+    if any(comment.lstrip().casefold().startswith(_MARK) for comment in later):
+        raise InvalidInput(
+            "a comment with options (-- dp:) stands behind the query's first word, where it is not read; move it before the query"
+        )
     unit: str | None = None
     if (clause := find_clause(tokens)) is not None:
         first, last = clause
