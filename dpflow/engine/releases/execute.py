@@ -227,6 +227,12 @@ def find_certifiers(plan: Plan, scope: Scope, ledger: Ledger | None) -> tuple[st
     """The same for one scope, which may be supposed only; none where it asks for none."""
     if not scope.filter.certified_by:
         return ()
+    if plan.histogram is not None:
+        # The audits that certificates are about are those of single draws.
+        raise PlanRefused(
+            f"scope {scope.scope!r} pays for certified mechanisms only, and no certificate covers the histogram of its own "
+            f"that {plan.request.name} takes; make its plan again"
+        )
     rule = plan.table.require_certified
     declared_files = [] if rule is None or rule.file is None else [rule.file]
     ledger_files = [] if ledger is None else [ledger.anchor_folder / CERTIFICATES]
