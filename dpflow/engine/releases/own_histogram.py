@@ -82,12 +82,13 @@ def apply_histogram(plan: Plan, epsilon: Fraction, starts: tuple[int, ...], law:
 
     Args:
         starts: the least number of groups of each bin.
-        law: of the noise of its numbers; the one that suits most groups if left out.
+        law: of the noise of its numbers; that of the plan if left out.
     """
     assert isinstance(plan.mechanism, MeasureMechanism)
     rest = {"epsilon": plan.params.epsilon - epsilon}  # type: ignore[attr-defined]
     params = plan.params.model_copy(update=rest)
-    law = law or plan.mechanism.choose_release(params, plan.table)[0].law
+    # Less epsilon may suit another law, which the scope that pays may not hold.
+    law = law or plan.mechanism.choose_release(plan.params, plan.table)[0].law
     sensitivity = UnitSizes.list_sensitivity(plan.table)
     own = OwnHistogram(epsilon, law, starts, laplace_noise(sensitivity, epsilon))
     changed = replace(
