@@ -410,6 +410,7 @@ def answer_sql(
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = list(plan.unpaid)
+    of_totals: set[str] = set()
     totals: dict[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal] = {}
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
@@ -435,6 +436,8 @@ def answer_sql(
             notes.append(answering.describe_contributions())
         if result.totals is not None:
             notes.append(result.totals.statement)
+            if answering.chosen_groups:
+                of_totals.add(result.totals.statement)
         if stored is None or stored.groups == query.groups:
             totals |= _totals_of(part.part, result)
         if part.part.private:
@@ -455,7 +458,13 @@ def answer_sql(
         )
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
-    return compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+    answer = compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+    if not any(column.total == "stated" for column in answer.columns):
+        # Of numbers that are computed of others no total interval is known.
+        answer = replace(
+            answer, notes=tuple(note for note in answer.notes if note not in of_totals)
+        )
+    return answer
 
 
 def _totals_of(

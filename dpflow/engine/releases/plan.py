@@ -267,6 +267,13 @@ class Plan:
             rows = f"{bounds.rows} row{'' if bounds.rows == 1 else 's'}"
             return f"one {unit} counts with at most {rows}{origin}"
         groups, in_each = self.table.limits_for(by)
+        if self.chosen_groups:
+            # Units are counted, so how many rows they have in a group says nothing.
+            cut = groups.number < len(self.table.public_keys(by))
+            return (
+                f"one {unit} counts in at most {groups.number} group{'s' * (groups.number > 1)} ({groups.source})"
+                f"{'; noise intervals leave out what that cuts' if cut else ''}"
+            )
         sources = dict.fromkeys((groups.source, in_each.source))
         text = f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
         return "; ".join(filter(None, (text, self.describe_histogram())))

@@ -110,7 +110,8 @@ def find_own_totals(plan: Plan, limit: int) -> Totals | None:
     release, groups = mechanism.choose_release(plan.params, table)[0], table.bounds_for(by).groups
     (measure,), keys = release.query.measures, len(table.public_keys(by))
     is_cut, label = groups < keys, mechanism.measure_label(measure)
-    known = f"; at most {limit} have more than {groups} groups (97.5 %)" if is_cut else ""
+    reached = f"{groups} group{'s' * (groups > 1)}"
+    known = f"; at most {limit} have more than {reached} (97.5 %)" if is_cut else ""
     ends = {label: _find_total(release, measure, limit, noise_failure(groups, keys))}
     return Totals(ends, f"total intervals of {label} hold with 95 %{known}")
 

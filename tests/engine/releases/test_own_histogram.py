@@ -370,6 +370,46 @@ def test_a_retry_draws_by_what_was_charged(tmp_path: Path, monkeypatch: pytest.M
     assert own.ledger.remaining("orders").rows()[0]["epsilon_spent"] == "2"
 
 
+def test_notes_say_what_holds_of_the_answer(tmp_path: Path) -> None:
+    """Of numbers that are computed of others: what is cut, and nothing of total intervals, which they have not."""
+    own = World(tmp_path)
+    assert any("total intervals" in note for note in own.ask().notes)
+    for text in (
+        f"SELECT SUM(n) AS s, AVG(n) AS a, MAX(n) AS m FROM ({UNITS})",
+        f"SELECT a.n + b.m AS s FROM ({UNITS}) a JOIN (SELECT key, COUNT(DISTINCT customer) AS m FROM orders "
+        "WHERE cost > 0 GROUP BY key) b USING (key)",
+    ):
+        answer = own.ask(text)
+        assert not any("total intervals" in note for note in answer.notes)
+        cuts = [note for note in answer.notes if "own histogram" in note]
+        assert cuts and all("noise intervals leave out what that cuts" in note for note in cuts)
+        assert not any("rows_per_group" in note for note in cuts)
+
+
+def test_a_certified_scope_pays_for_no_histogram(tmp_path: Path) -> None:
+    """Though the plan was made before the scope asked for certificates."""
+    own = World(tmp_path, filter="basic")
+    plan = own.plan()
+    assert plan.histogram is not None
+    keys = [own.ledger.signer.public_text]
+    terms: Any = {"principal": "owner", "confirm_large": True, "filter": "basic"}
+    own.ledger.grant("orders", "1000", "1e-3", table=own.table, certified_by=keys, **terms)
+    with pytest.raises(PlanRefused, match="no certificate covers the histogram"):
+        release(plan, own.ledger, REGISTRY)
+    assert own.ledger.releases() == [] and own.plan().histogram is None
+
+
+def test_less_epsilon_keeps_the_law(world: World) -> None:
+    """With 0.85 of epsilon 4 Gaussian noise of 12 groups would be less, which a basic scope does not hold."""
+    table = world.declare(contribution_bounds={"rows": 12})
+    question = world.plan(table, epsilon="4", delta="1e-6")
+    rest = question.params.model_copy(update={"epsilon": Fraction(17, 5)})
+    laws = [question.mechanism.choose_release(one, table)[0].law for one in (question.params, rest)]
+    assert question.histogram is None and laws == ["laplace", "gaussian"]
+    own = own_histogram.apply_histogram(question, Fraction(3, 5), (1, 2, 13))
+    assert isinstance(own.event, Composed) and own.event.events[1] == Pure(Fraction(17, 5))
+
+
 def test_an_event_states_no_width_of_another_plan(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
