@@ -246,8 +246,8 @@ class RemoteClient(Client):
     def find_stage(self, job: str) -> JobStage:
         """What became of a job. Raises `ServiceUnavailable` while nobody knows."""
         status, answer = self._send("GET", _place_job(job))
-        if isinstance(answer, dict) and answer.get("error") == "too_many_requests":
-            raise make_error(answer)
+        if status in (429, 503) and not answer.get("details", {}).get("is_outcome"):
+            raise ServiceUnavailable(str(answer.get("message", "the service is not ready")))
         return "waits" if status == 202 else "unknown" if status == 404 else "ended"
 
     def find_answer(self, job: str) -> tuple[bool, Any]:

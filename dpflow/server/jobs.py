@@ -76,7 +76,9 @@ class Job:
         try:
             self.done.set_result(self.work())
         except BaseException as error:  # noqa: BLE001  the thread lives on; the app says what a client hears
-            self.done.set_exception(make_refusal(error))
+            refused = make_refusal(error)
+            refused.is_outcome = True
+            self.done.set_exception(refused)
 
 
 class Jobs:

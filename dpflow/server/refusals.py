@@ -104,7 +104,12 @@ class Refused(Exception):
 
     Args:
         cause: the error that it stands for, whose class and public attributes are shown.
+
+    Attributes:
+        is_outcome: whether a job ended so, and not the request that asked for it.
     """
+
+    is_outcome = False
 
     def __init__(
         self,
@@ -130,12 +135,15 @@ class Refused(Exception):
             for base in shown.__mro__
             if issubclass(base, DpflowError) and base.__module__ == "dpflow.errors"
         )
+        details = {name: getattr(self.cause, name) for name in names}
+        if self.is_outcome:
+            details["is_outcome"] = True
         body = {
             "error": self.error,
             "message": self.message,
             "type": public.__name__,
             "retryable": public.retryable,
-            "details": {name: getattr(self.cause, name) for name in names},
+            "details": details,
         }
         return JSONResponse(body, self.status, self.headers)
 

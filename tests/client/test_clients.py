@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 import yaml
-from service_world import QUERY, TOKENS, ServiceWorld, serve_here
+from service_world import QUERY, RELEASE, TOKENS, ServiceWorld, serve_here
 
 import dpflow
 from dpflow.client import dbapi
@@ -315,3 +315,43 @@ def test_a_session_is_asked_in_both_places(client: dpflow.Client) -> None:
     assert again["session"] == first["session"] and again["answers"][0] == first["answers"][0]
     assert again["left"]["queries_left"] == 0 and again["about"]["replayed"]
     assert first["about"]["epsilon"] == "0.5" and not first["about"]["replayed"]
+
+
+def test_a_service_that_is_not_ready_ends_no_wait(tmp_path: Path) -> None:
+    """Its file is being written."""
+    world = ServiceWorld(tmp_path)
+    with serve_here(world) as address:
+        client = RemoteClient(address, TOKENS["ann"][0])
+        job, _ = client.submit("release", RELEASE)
+        text = world.file.read_text()
+        world.file.write_text(text[: len(text) // 2] + "\n{")
+        with pytest.raises(ServiceUnavailable):
+            client.find_stage(job)
+        world.file.write_text(text)
+        while (stage := client.find_stage(job)) == "waits":
+            pass
+        assert stage == "ended" and client.find_answer(job)[0]
+
+
+@pytest.mark.parametrize(
+    ("status", "details", "stage"),
+    [
+        (503, {}, None),
+        (429, {}, None),
+        (503, {"is_outcome": True}, "ended"),
+        (429, {"is_outcome": True, "scope": "s"}, "ended"),
+        (500, {}, "ended"),
+        (404, {}, "unknown"),
+        (202, {}, "waits"),
+    ],
+)
+def test_a_stage_is_a_jobs_and_not_the_services(
+    monkeypatch: pytest.MonkeyPatch, status: int, details: dict[str, Any], stage: str | None
+) -> None:
+    client = RemoteClient("https://dp.example.org", "t")
+    monkeypatch.setattr(client, "_send", lambda *words: (status, {"details": details}))
+    if stage is None:
+        with pytest.raises(ServiceUnavailable):
+            client.find_stage("j")
+    else:
+        assert client.find_stage("j") == stage

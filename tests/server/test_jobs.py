@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from dpflow.errors import TableUnreadable
+from dpflow.errors import LedgerUnavailable, TableUnreadable
 from dpflow.server.jobs import MAX_ENDED, Job, Jobs
 from dpflow.server.refusals import Refused
 
@@ -127,3 +128,24 @@ def test_only_what_waits_and_was_not_charged_is_taken_back() -> None:
     assert again is not taken
     blocked.finish()
     assert blocked.order == ["c", "again"]
+
+
+def test_how_a_job_ended_is_no_answer_of_a_service_that_is_not_ready() -> None:
+    """Of a job that was let go of when the service stopped, the next process may know more."""
+
+    def fail() -> dict[str, Any]:
+        raise LedgerUnavailable("locked")
+
+    def show(one: Job) -> tuple[int, Any]:
+        error = one.done.exception(30)
+        assert isinstance(error, Refused)
+        response = error.make_response()
+        return response.status_code, json.loads(bytes(response.body))["details"]
+
+    blocked = Blocked()
+    failed = blocked.jobs.submit(job("fails", source="other", work=fail))
+    assert show(failed) == (503, {"is_outcome": True})
+    waiting = blocked.jobs.submit(job("waits"))
+    blocked.jobs.close(0)
+    assert show(waiting) == (503, {})
+    blocked.gate.set()
