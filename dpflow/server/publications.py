@@ -100,7 +100,11 @@ class Publications:
     def _find_settled(self, name: str) -> list[ReleaseRecord]:
         terms = self._terms[name]
         records = self._ledger.releases_by_name(terms.scope, terms.release)
-        return [one for one in records if one.settled and one.scope == terms.scope]
+        return [
+            one
+            for one in records
+            if one.settled and one.scope == terms.scope and terms.principal in (None, one.principal)
+        ]
 
     def _list_settled(self, name: str) -> Sequence[str]:
         """Ids of the releases that are settled now: read again when the history has a new entry."""

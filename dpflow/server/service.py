@@ -189,6 +189,7 @@ class Publication(Strict):
     Attributes:
         release: its name.
         scope: the budget that paid.
+        principal: who released them; may be left out unless several principals release from the scope.
         copies: where they are copied to as well, by the publication's name: ``.parquet`` and ``.duckdb`` files,
             ``s3://BUCKET/NAME.parquet``, ``postgresql://HOST/DATABASE``.
     """
@@ -197,6 +198,7 @@ class Publication(Strict):
 
     release: Annotated[str, Field(min_length=1, max_length=200)]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
+    principal: PrincipalName | None = None
     copies: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
 
@@ -296,6 +298,7 @@ def load_service(path: Path) -> Service:
     _require_own_names(path, service)
     _require_one_budget(path, service)
     _require_own_dags(path, service)
+    _require_publishers(path, service)
     folder = path.parent.resolve()
     predict = service.predict
     return service.model_copy(
@@ -393,6 +396,26 @@ def _require_own_names(path: Path, service: Service) -> None:
                 f"table or of something else that is published; rename one of them"
             )
         taken |= views
+
+
+def _require_publishers(path: Path, service: Service) -> None:
+    """Raises `InvalidDeclaration` where another principal could put results of its own among those that are published."""
+    for name, terms in service.published.items():
+        spenders = sorted(
+            principal
+            for principal, one in service.principals.items()
+            if one.scope == terms.scope and {"release", "sql"} & {*one.doors}
+        )
+        if terms.principal is None and len(spenders) > 1:
+            raise InvalidDeclaration(
+                f"{path}: {' and '.join(spenders)} release from scope {terms.scope}, and published {name} does not say whose "
+                "results it has; add principal: NAME"
+            )
+        if terms.principal is not None and terms.principal not in spenders:
+            raise InvalidDeclaration(
+                f"{path}: published {name}: principal {terms.principal} does not release from scope {terms.scope}; name one "
+                "that does"
+            )
 
 
 def _require_one_budget(path: Path, service: Service) -> None:

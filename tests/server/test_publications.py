@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import datetime as dt
 import io
 from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -13,7 +16,12 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import yaml
-from service_world import RELEASE, TOKENS, ServiceWorld, headers_of, serve_here, settle, task
+from service_world import RELEASE, TOKENS, ServiceWorld, asker, headers_of, serve_here, settle, task
+
+from dpflow.engine.releases.copies import find_latest
+from dpflow.engine.releases.republish import read_settled
+from dpflow.errors import InvalidDeclaration
+from dpflow.server.service import load_service
 
 
 @pytest.fixture(scope="module")
@@ -152,3 +160,47 @@ def test_a_url_with_a_token_opens_files_alone(world: ServiceWorld, client: Any) 
             f"{address}/v1/published/daily.parquet", storage_options=headers_of("cyd")
         )
     assert lines == len(frame) + 1 and lines >= 7
+
+
+def test_results_of_another_principal_are_not_published(tmp_path: Path) -> None:
+    """By the same name and budget; and no service starts that does not say whose results it publishes."""
+    world = ServiceWorld(tmp_path)
+    service = yaml.safe_load(world.file.read_text())
+    service["published"] = {"daily": {"release": "daily", "scope": "visits/ann"}}
+    service["principals"]["ann"] |= {"doors": ["release", "read"], "published": ["daily"]}
+    service["principals"]["bob"] = asker("bob") | {"scope": "visits/ann", "doors": ["release"]}
+    for principal, said in (
+        (None, "ann and bob release from scope"),
+        ("cyd", "cyd does not release"),
+    ):
+        service["published"]["daily"]["principal"] = principal
+        world.file.write_text(yaml.safe_dump(service))
+        with pytest.raises(InvalidDeclaration, match=said):
+            load_service(world.file)
+    service["published"]["daily"]["principal"] = "ann"
+    world.file.write_text(yaml.safe_dump(service))
+    with world.test_client("bob") as bob:
+        assert settle(bob, "release", RELEASE).status_code == 200
+    with world.test_client("ann") as ann:
+        assert ann.get("/v1/published/daily.csv").text.count("\n") == 1
+        assert settle(ann, "release", RELEASE).status_code == 200
+        assert ann.get("/v1/published/daily.csv").text.count("\n") == 4
+
+
+def test_a_run_of_the_future_is_not_the_latest_for_ever(tmp_path: Path) -> None:
+    world = ServiceWorld(tmp_path)
+    service = yaml.safe_load(world.file.read_text())
+    service["published"] = {"daily": {"release": "daily", "scope": "visits/ann"}}
+    service["principals"]["ann"] |= {"doors": ["release", "read"], "published": ["daily"]}
+    world.file.write_text(yaml.safe_dump(service))
+    with world.test_client("ann") as ann:
+        for name in ("9999-12-31T23-05:00", "2026-01-02"):
+            body = task() | {"releases": [RELEASE]}
+            body["run"] = {"dag_id": "team_a_x", "task_id": "t", "name": name}
+            assert settle(ann, "tasks/release", body).status_code == 200
+            if name.startswith("9999"):
+                record = world.ledger.releases_by_name("visits/ann", "daily")[0]
+                published = read_settled(world.ledger, record)
+                later = published.released_at + dt.timedelta(days=400)
+        day = replace(published, run="ann/team_a_x/t/2028-01-01T00:00:00", released_at=later)
+        assert find_latest([published, day]) == [day]

@@ -101,8 +101,13 @@ def _find_moment(release: PublishedRelease) -> dt.datetime:
 
 
 def _find_interval(release: PublishedRelease) -> dt.datetime | None:
-    """The start of the interval that a run's name ends with; None for a run of none."""
+    """The start of the interval that a run's name ends with; None for a run of none, or of one that was to begin after its
+    result was settled, but for the offset of a time zone.
+    """
     try:
-        return dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19]).replace(tzinfo=None)
+        start = dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19]).replace(tzinfo=None)
     except ValueError:
         return None
+    settled = utc_time(release.released_at)
+    assert settled is not None
+    return start if start - settled <= dt.timedelta(days=1) else None
