@@ -19,7 +19,7 @@ from dpflow.cli.console import (
     show_json,
 )
 from dpflow.engine.releases.run_identity import current_principal
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.history.checkpoint import Signer
 
 
@@ -69,6 +69,11 @@ def _add_checkpoint(into: str, signer: Signer | None, ledger: str | None) -> Non
             "note: this user can write the ledger, too, so these checkpoints are evidence against accidents only; run it as a "
             "user who may read the ledger and nobody else may write the place",
             file=sys.stderr,
+        )
+    if added.problems:
+        raise LedgerCorrupt(
+            f"{into} holds more than this witness added: {'; '.join(added.problems[:3])}"
+            f"{' and more' if added.problems[3:] else ''}. Look at who may write there, and give the witness a new place"
         )
 
 

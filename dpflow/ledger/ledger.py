@@ -36,7 +36,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
 from dpflow.ledger.budgets import BudgetLedger
-from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.history.checkpoint import Signer, select_newest
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
@@ -460,8 +460,8 @@ class Ledger(BudgetLedger):
         return verb()
 
     def _compare_with_witness(self, scopes: set[str]) -> None:
-        """Before the first charge of each scope, where DPFLOW_LEDGER_WITNESS is set: a history that the newest checkpoint there is
-        ahead of was restored, perhaps to before the scope demanded it. What comes later is found by what this object
+        """Before the first charge of each scope, where DPFLOW_LEDGER_WITNESS is set: a history that a newest checkpoint there is
+        ahead of was restored, perhaps to before the scope demanded it (`select_newest`). What comes later is found by what this object
         remembers (`Anchor.remember`).
 
         A place out of reach says nothing: the demand alone holds, and the next charge looks again. A look that takes long
@@ -471,15 +471,23 @@ class Ledger(BudgetLedger):
         if not name or scopes <= self._compared or begin < self._next_look:
             return
         paths = {part for scope in scopes for part in path_of(scope)}
+        with self._begin_reading() as state:
+            keys = witnesses.list_keys(state, paths)
         try:
-            newest = open_place(name).newest()
+            place = open_place(name)
+            newest = select_newest(
+                place.notes(),
+                self._anchor.ledger_id,
+                lambda point: keys | witnesses.stated_keys(point, paths),
+                is_ordered=place.is_ordered,
+            )
         except LedgerUnavailable:
             end = time.monotonic()
             self._next_look = end + _REST * (end - begin)
             return
-        if newest is not None:
+        if newest:
             with self._begin_writing() as writer:
-                witnesses.require_extended(writer, paths, newest[1], self._anchor.ledger_id)
+                witnesses.require_extended(writer, [stored.point for stored in newest.values()])
         self._compared |= scopes
 
     def _bring_checkpoint(self, principal: str) -> None:
@@ -498,14 +506,17 @@ class Ledger(BudgetLedger):
                 f"the witness's key {key} cannot be read ({error.strerror}); correct DPFLOW_LEDGER_WITNESS_KEY"
             ) from None
         place = open_place(name)
-        newest = place.newest()
-        if newest is None:
-            return
-        is_own = bool(key) or place.may_be_written()
-        with self._begin_writing() as writer:
-            witnesses.take_checkpoint(writer, newest[1], is_own, principal)
-            fault_points.pass_point("witness.before-commit")
-        fault_points.pass_point("witness.after-commit")
+        with self._begin_reading() as state:
+            keys = witnesses.list_keys(state)
+        newest = select_newest(
+            place.notes(), self._anchor.ledger_id, lambda _: keys, is_ordered=place.is_ordered
+        )
+        is_own = bool(key) or (bool(newest) and place.may_be_written())
+        for stored in newest.values():
+            with self._begin_writing() as writer:
+                witnesses.take_checkpoint(writer, stored.note, is_own, principal)
+                fault_points.pass_point("witness.before-commit")
+            fault_points.pass_point("witness.after-commit")
 
     def _note_refusal(self, ask: ReleaseCharge, refusal: BudgetExceeded) -> None:
         """Write down what a budget refused, for auditors."""

@@ -303,13 +303,14 @@ class AuditedLedger(SealedDatabase):
 
     def _open_checkpoint(self, note: str, keys: Sequence[str]) -> tuple[Checkpoint, str]:
         """A checkpoint and whose trusted key signed it."""
-        from dpflow.ledger.audit import recovery
-
-        own = []
-        with contextlib.suppress(LedgerCorrupt):  # who only spends may have no key to sign
-            own = [recovery.make_signer(self._anchor).public_text]
-        text, signer = open_note(note, [*own, *keys])
+        text, signer = open_note(note, [*self._own_keys(), *keys])
         return Checkpoint.parse(text), signer
+
+    def _own_keys(self) -> list[str]:
+        """The owner's verifier key; none where the anchor has no private half, as of who only spends."""
+        with contextlib.suppress(LedgerCorrupt):
+            return [self.signer.public_text]
+        return []
 
     @property
     def signer(self) -> Signer:
@@ -353,6 +354,8 @@ class AuditedLedger(SealedDatabase):
         """
         return add_checkpoint(
             open_place(str(place)),
+            self._anchor.ledger_id,
+            {*self._own_keys(), *([] if signer is None else [signer.public_text])},
             lambda earlier: self.checkpoint(signer, since=earlier),
             self._stream_texts,
         )

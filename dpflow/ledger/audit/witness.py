@@ -5,16 +5,17 @@ added, in order.
 from __future__ import annotations
 
 import errno
+import io
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.audit.witness_stores import (
     MAX_BYTES,
     HttpPlace,
@@ -25,7 +26,12 @@ from dpflow.ledger.audit.witness_stores import (
     name_note,
     require_unbroken,
 )
-from dpflow.ledger.history.checkpoint import Checkpoint, parse_note
+from dpflow.ledger.history.checkpoint import (
+    Checkpoint,
+    StoredCheckpoint,
+    parse_note,
+    select_newest,
+)
 from dpflow.private_files import sweep_left
 
 _GIT = "git+"
@@ -42,28 +48,44 @@ class Witnessed:
         file: where it is.
         size: number of the last entry that it covers.
         is_new: false if nothing was written since the one before.
+        problems: what else was added to the place: text that this witness did not sign, or an older checkpoint once more.
     """
 
     file: str
     size: int
     is_new: bool
+    problems: tuple[str, ...] = ()
 
 
 class WitnessPlace(Protocol):
-    """Where checkpoints are kept. Each of its methods raises `LedgerUnavailable` where it is out of reach."""
+    """Where checkpoints are kept. Each of its methods raises `LedgerUnavailable` where it is out of reach.
+
+    Attributes:
+        is_ordered: the place itself takes only checkpoints that extend the last.
+    """
+
+    is_ordered: bool
 
     def newest(self) -> tuple[int, str] | None:
-        """Number and text of the newest checkpoint, None if there is none.
+        """Number and text of what was added last, None if there is nothing. It may be no checkpoint, or an older one once
+        more: see `dpflow.ledger.history.checkpoint.select_newest`.
+
+        Raises:
+            LedgerCorrupt: what was there was changed or taken away.
+        """
+
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """Number and text of all that was added, the last first.
 
         Raises:
             LedgerCorrupt: what was there was changed or taken away.
         """
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
-        """Add a checkpoint behind the newest, whose number is one less; returns where it is.
+        """Add a checkpoint behind the last, whose number is one less; returns where it is.
 
         Args:
-            entries: the JSON lists whose hashes lead from the newest to this one, for a place that checks it.
+            entries: the JSON lists whose hashes lead from the last to this one, for a place that checks it.
         """
 
     def may_be_written(self) -> bool:
@@ -84,12 +106,16 @@ def open_place(name: str) -> WitnessPlace:
 
 def add_checkpoint(
     place: WitnessPlace,
+    ledger_id: str,
+    keys: Set[str],
     sign: Callable[[str | None], str],
     prove: Callable[[Checkpoint, Checkpoint], Iterable[str]],
 ) -> Witnessed:
     """Sign how far the history goes, behind the newest checkpoint of a place, and add it.
 
     Args:
+        ledger_id: whose checkpoints count.
+        keys: verifier keys of who may have signed them.
         sign: makes a checkpoint, given an earlier one that the history must extend, or None.
         prove: the entries between two checkpoints, as `WitnessPlace.add` takes them.
 
@@ -97,15 +123,39 @@ def add_checkpoint(
         LedgerUnavailable: the place cannot be read or written.
         LedgerCorrupt: the history does not extend the newest checkpoint there, or does not verify.
     """
-    number, earlier = place.newest() or (0, None)
-    note = sign(earlier)
+    newest: StoredCheckpoint | None = None
+    last, ranks = (0, ""), {}
+    for number, note in place.notes():
+        last = max(last, (number, note))
+        found = select_newest([(number, note)], ledger_id, lambda _: keys)
+        stored = next(iter(found.values()), None)
+        ranks[number] = None if stored is None else stored.point.rank
+        if stored is not None and (newest is None or stored.point.rank > newest.point.rank):
+            newest = stored
+            if place.is_ordered:
+                break
+    note = sign(None if newest is None else newest.note)
+    problems = () if place.is_ordered else _explain_ranks(ranks)
     point = parse_note(note)
-    if earlier is None:
-        return Witnessed(place.add(1, note), point.size, True)
-    if parse_note(earlier).head == point.head:
-        return Witnessed(name_note(number), point.size, False)
-    entries = prove(parse_note(earlier), point)
-    return Witnessed(place.add(number + 1, note, entries), point.size, True)
+    if newest is not None and newest.point.head == point.head:
+        return Witnessed(name_note(newest.number), point.size, False, problems)
+    entries: Iterable[str] = ()
+    with suppress(InvalidInput):  # a place that checks entries holds checkpoints alone
+        entries = prove(parse_note(last[1]), point)
+    return Witnessed(place.add(last[0] + 1, note, entries), point.size, True, problems)
+
+
+def _explain_ranks(ranks: Mapping[int, tuple[int, int] | None]) -> tuple[str, ...]:
+    """What is wrong with the checkpoints of a place, given the rank of each that the witness signed."""
+    problems, highest = [], (0, 0)
+    for number, rank in sorted(ranks.items()):
+        if rank is None:
+            problems.append(f"{name_note(number)} is no checkpoint that this witness signed")
+        elif rank <= highest:
+            problems.append(f"{name_note(number)} is not newer than what was there before it")
+        else:
+            highest = rank
+    return tuple(problems)
 
 
 def _write_note(handle: int, note: str) -> None:
@@ -122,6 +172,7 @@ class FolderPlace:
     """A folder, such as a mounted bucket that keeps versions."""
 
     folder: Path
+    is_ordered = False
 
     def newest(self) -> tuple[int, str] | None:
         """See `WitnessPlace`."""
@@ -130,10 +181,19 @@ class FolderPlace:
             if not numbers:
                 return None
             require_unbroken(self.folder, numbers)
-            file = self.folder / name_note(max(numbers))
-            if file.stat().st_size > MAX_BYTES:
-                raise LedgerCorrupt(f"{file} is no checkpoint; restore what was there")
-            return max(numbers), file.read_text(encoding="utf-8", errors="replace")
+            return max(numbers), self._read(max(numbers))
+
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """See `WitnessPlace`."""
+        newest = self.newest()
+        with self._naming_faults():
+            for number in range(newest[0] if newest else 0, 0, -1):
+                yield number, self._read(number)
+
+    def _read(self, number: int) -> str:
+        """A checkpoint; as much of another file as one may hold."""
+        with open(self.folder / name_note(number), "rb") as file:
+            return file.read(MAX_BYTES).decode(errors="replace")
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
         """See `WitnessPlace`. Whole or not at all: it gets its name when it is on the disk."""
@@ -178,11 +238,26 @@ class GitPlace:
     """
 
     url: str
+    is_ordered = False
 
     def newest(self) -> tuple[int, str] | None:
         """See `WitnessPlace`. Each commit of the branch added the next file, and changed no other."""
         with self._fetched() as git:
             return self._read_newest(git)
+
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """See `WitnessPlace`."""
+        with self._fetched() as git:
+            last = self._count_added(git)
+            numbers = range(last, 0, -1)
+            names = "".join(f"{_BRANCH}:{name_note(number)}\n" for number in numbers)
+            # Of each a line, its bytes, and a line's end; of what is no file the line alone.
+            data = git("cat-file", "--batch", text=names).encode(errors="surrogateescape")
+            stream = io.BytesIO(data)
+            for number in numbers:
+                *_, kind, size = stream.readline().split()
+                note = stream.read(int(size) + 1)[:-1] if kind == b"blob" else b""
+                yield number, note.decode(errors="replace")
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
         """See `WitnessPlace`."""
@@ -222,8 +297,13 @@ class GitPlace:
         return True
 
     def _read_newest(self, git: Callable[..., str]) -> tuple[int, str] | None:
+        number = self._count_added(git)
+        return (number, git("show", f"{_BRANCH}:{name_note(number)}")) if number else None
+
+    def _count_added(self, git: Callable[..., str]) -> int:
+        """Number of checkpoints. Raises `LedgerCorrupt`."""
         if not git("for-each-ref", _BRANCH).strip():
-            return None
+            return 0
         log = git(
             "log",
             "--first-parent",
@@ -241,7 +321,7 @@ class GitPlace:
                     f"the history of {self.url} did not add {name_note(number)} where it was due: a checkpoint was changed, left out or "
                     f"taken away. Bring the newest copy of the repository back"
                 )
-        return len(added), git("show", f"{_BRANCH}:{name_note(len(added))}")
+        return len(added)
 
     @contextmanager
     def _fetched(self) -> Iterator[Callable[..., str]]:
@@ -267,11 +347,9 @@ class GitPlace:
         try:
             done = subprocess.run(
                 command,
-                input=text,
+                input=None if text is None else text.encode(),
                 env=environment,
                 capture_output=True,
-                text=True,
-                errors="replace",
                 timeout=_PATIENCE,
                 check=False,
             )
@@ -280,9 +358,10 @@ class GitPlace:
                 f"Git could not be run for {self.url} ({type(error).__name__}); install it, or look at the server"
             ) from None
         if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            message = done.stderr.decode(errors="replace")
+            last = (message.strip().splitlines() or ["no message"])[-1]
             raise LedgerUnavailable(
                 f"the witness's repository {self.url} cannot be read or written (git {command[2]}: {last[:200]}); try again, or "
                 f"name one that is there"
             )
-        return done.stdout
+        return done.stdout.decode(errors="surrogateescape")

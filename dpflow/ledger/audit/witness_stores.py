@@ -33,6 +33,7 @@ from dpflow.extras import require_extra
 MAX_BYTES = 20_000_000  # of one checkpoint
 _NAME = re.compile(r"[0-9]{12}\.txt")
 _PATIENCE = 10  # seconds for a connection and for each answer
+_PAGE = 50  # checkpoints that are read at once
 TABLE = sa.Table(
     "dpflow_checkpoint",
     sa.MetaData(),
@@ -72,6 +73,8 @@ class NumberedPlace(ABC):
     passwords.
     """
 
+    is_ordered = False
+
     @abstractmethod
     def _numbers(self) -> Sequence[int]:
         """Of all checkpoints there. Raises `LedgerCorrupt` if one was changed."""
@@ -91,6 +94,19 @@ class NumberedPlace(ABC):
             return None
         require_unbroken(self, numbers)
         return len(numbers), self._read(len(numbers))
+
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """See `dpflow.ledger.audit.witness.WitnessPlace`."""
+        numbers = self._numbers()
+        if numbers:
+            require_unbroken(self, numbers)
+        for last in range(len(numbers), 0, -_PAGE):
+            page = range(last, max(last - _PAGE, 0), -1)
+            yield from zip(page, self._read_many(page), strict=True)
+
+    def _read_many(self, numbers: Sequence[int]) -> list[str]:
+        """Checkpoints in the order of their numbers' list."""
+        return [self._read(number) for number in numbers]
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
         """See `dpflow.ledger.audit.witness.WitnessPlace`. What was added is read back."""
@@ -137,6 +153,8 @@ class HttpPlace(NumberedPlace):
         InvalidInput: no address, or one where the token would travel in the clear.
     """
 
+    is_ordered = True
+
     def __init__(self, url: str) -> None:
         self._url = url.rstrip("/")
         parts = urllib.parse.urlsplit(self._url)
@@ -160,6 +178,13 @@ class HttpPlace(NumberedPlace):
         if status != 200 or not re.fullmatch("[1-9][0-9]{0,11}", number):
             raise self._unreachable(f"status {status}")
         return int(number), note
+
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """See `dpflow.ledger.audit.witness.WitnessPlace`. Each is asked for when it is needed."""
+        if newest := self.newest():
+            yield newest
+            for number in range(newest[0] - 1, 0, -1):
+                yield number, self._read(number)
 
     def _numbers(self) -> Sequence[int]:
         newest = self.newest()
@@ -280,6 +305,11 @@ class ObjectPlace(NumberedPlace):
             data: bytes = self._files.cat_file(self._path(number))
         return data[:MAX_BYTES].decode(errors="replace")
 
+    def _read_many(self, numbers: Sequence[int]) -> list[str]:
+        with self._naming_faults():  # all at once: each takes its time
+            data: dict[str, bytes] = self._files.cat([self._path(number) for number in numbers])
+        return [data[self._path(n)][:MAX_BYTES].decode(errors="replace") for n in numbers]
+
     def _put(self, number: int, note: str, entries: Iterable[str]) -> None:
         key = f"{self._prefix}{name_note(number)}"
         self._call("put_object", Key=key, Body=note.encode(), IfNoneMatch="*")
@@ -364,9 +394,14 @@ class TablePlace(NumberedPlace):
             return list(connection.scalars(sa.select(TABLE.c.number)))
 
     def _read(self, number: int) -> str:
+        return self._read_many([number])[0]
+
+    def _read_many(self, numbers: Sequence[int]) -> list[str]:
+        text = sa.func.substr(TABLE.c.note, 1, MAX_BYTES)
         with self._begin() as connection:
-            query = sa.select(TABLE.c.note).where(TABLE.c.number == number)
-            return str(connection.scalar(query))
+            query = sa.select(TABLE.c.number, text).where(TABLE.c.number.in_(numbers))
+            found = {number: str(note) for number, note in connection.execute(query)}
+        return [found.get(number, "") for number in numbers]
 
     def _put(self, number: int, note: str, entries: Iterable[str]) -> None:
         # Told apart from a place that is out of reach by reading it first.

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,7 @@ from dpflow.errors import InvalidInput, LedgerCorrupt, WitnessBehind
 from dpflow.ledger.books.charges import Charge, read_scope
 from dpflow.ledger.books.records import Scope, path_of, stored_json
 from dpflow.ledger.history.chain import Writer, is_changed
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_note, parse_public_key
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_public_key
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
@@ -172,20 +172,31 @@ def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> 
     return True
 
 
-def require_extended(writer: Writer, scopes: set[str], note: str, ledger_id: str) -> None:
-    """Raises `LedgerCorrupt` unless the history extends a checkpoint that the witness of one of these scopes signed; a note of
-    nobody's says nothing. A copy may be older than the grant that demands the witness: then the checkpoint of this ledger
-    states that demand.
+def list_keys(state: LedgerState, scopes: Collection[str] | None = None) -> set[str]:
+    """Verifier keys of the witnesses that these scopes demand; that any scope demands if left out."""
+    return {
+        scope.filter.witness.key
+        for scope in _demanding(state)
+        if scope.filter.witness is not None and (scopes is None or scope.scope in scopes)
+    }
+
+
+def stated_keys(point: Checkpoint, scopes: Collection[str]) -> set[str]:
+    """Verifier keys of the witnesses that these scopes demand by what a checkpoint says, which may be nobody's: of a copy that
+    is older than the grant that demands one, only the checkpoint knows it.
     """
-    rules = [scope.filter for scope in _demanding(writer.state) if scope.scope in scopes]
-    # What anybody could write there may be no checkpoint.
-    with contextlib.suppress(InvalidInput, LedgerCorrupt):
-        stated = parse_note(note)
-        texts = [text for name, text, *_ in stated.scopes if name in scopes]
-        if stated.ledger_id == ledger_id:
-            rules += [Filter.from_json(stored_json(text)) for text in texts]
-    _, point = signed_by(note, {rule.witness.key for rule in rules if rule.witness is not None})
-    if point is not None:
+    keys = set()
+    for name, text, *_ in point.scopes:
+        if name in scopes:
+            with contextlib.suppress(InvalidInput, LedgerCorrupt):
+                if (demand := Filter.from_json(stored_json(text)).witness) is not None:
+                    keys.add(demand.key)
+    return keys
+
+
+def require_extended(writer: Writer, points: Iterable[Checkpoint]) -> None:
+    """Raises `LedgerCorrupt` unless the history extends all of these checkpoints."""
+    for point in points:
         for _ in _entries_behind(writer, point):
             pass
 

@@ -9,10 +9,11 @@ the ledger was not cut back behind it, even to somebody who has lost the anchor.
 from __future__ import annotations
 
 import base64
+import contextlib
 import hashlib
 import json
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,6 +210,11 @@ class Checkpoint:
     watched: tuple[tuple[str, int, int], ...] = ()
 
     @property
+    def rank(self) -> tuple[int, int]:
+        """Orders the checkpoints of one ledger: a recovery counts first, as its history may be shorter than what was lost."""
+        return len(self.recoveries), self.size
+
+    @property
     def text(self) -> str:
         """The lines that are signed."""
         head = _encode(bytes.fromhex(self.head))
@@ -257,7 +263,7 @@ class Checkpoint:
                 raise ValueError
             if parsed.text != text:
                 raise ValueError
-        except (ValueError, TypeError):
+        except (ValueError, TypeError, RecursionError):
             raise InvalidInput(
                 "this is no checkpoint of a ledger; make one with: dpflow ledger checkpoint"
             ) from None
@@ -267,6 +273,51 @@ class Checkpoint:
 def parse_note(note: str) -> Checkpoint:
     """What a signed checkpoint says, whoever signed it. Raises `InvalidInput`."""
     return Checkpoint.parse(note.rpartition("\n\n")[0] + "\n")
+
+
+@dataclass(frozen=True)
+class StoredCheckpoint:
+    """A checkpoint at a witness's place: its number there, the signed note, and what that says."""
+
+    number: int
+    note: str
+    point: Checkpoint
+
+
+def select_newest(
+    notes: Iterable[tuple[int, str]],
+    ledger_id: str,
+    find_keys: Callable[[Checkpoint], Set[str]],
+    *,
+    is_ordered: bool = False,
+) -> dict[str, StoredCheckpoint]:
+    """The newest checkpoint of a ledger by each verifier key that signed one, in whatever order they were added.
+
+    Who may only add to a place hides none: what is no checkpoint, another ledger's, signed by no trusted key, or a
+    checkpoint added once more is passed over.
+
+    Args:
+        notes: numbers and texts, the last first.
+        find_keys: the keys that are trusted to have signed a checkpoint, given what it says.
+        is_ordered: each extends what was added before it, so no more are read than are needed.
+    """
+    newest: dict[str, StoredCheckpoint] = {}
+    for number, note in notes:
+        try:
+            point = parse_note(note)
+        except InvalidInput:
+            continue
+        if point.ledger_id != ledger_id:
+            continue
+        keys = find_keys(point)
+        for key in keys:
+            if key not in newest or point.rank > newest[key].point.rank:
+                with contextlib.suppress(LedgerCorrupt, InvalidInput):  # another's, or no key
+                    open_note(note, [key])
+                    newest[key] = StoredCheckpoint(number, note, point)
+        if is_ordered and keys <= newest.keys():
+            break
+    return newest
 
 
 def _line(values: Sequence[Any]) -> str:

@@ -112,6 +112,12 @@ def test_what_was_changed_or_taken_away_is_an_alarm(small, keep, ask, tmp_path, 
         small.witness(keep, NIGHTLY)
     change(keep, tmp_path, how)
     ask.reserve(small, "four")
+    if (
+        keep.startswith("sqlite") and how == "edit"
+    ):  # as if it had been added: what it hid is told by the one before it
+        added = small.witness(keep, NIGHTLY)
+        assert added.is_new and added.problems[0].startswith("000000000003.txt is no checkpoint")
+        return
     # A server that lost a file answers nothing any more.
     with pytest.raises((LedgerCorrupt, LedgerUnavailable)) as alarm:
         small.witness(keep, NIGHTLY)
@@ -329,7 +335,7 @@ def test_a_death_at_any_step_of_an_addition_leaves_a_place_that_goes_on(
 ):
     """Killed before, while and after the place has it: the next one adds it or finds it, once."""
     small.witness(keep, NIGHTLY)
-    for step, name in enumerate(("_put", "_put", "_read", "newest")):
+    for step, name in enumerate(("_put", "_put", "_read", "notes")):
         ask.reserve(small, f"d{step}")
         child = os.fork()
         if child == 0:

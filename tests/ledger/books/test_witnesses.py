@@ -9,19 +9,23 @@ import shutil
 import signal
 import subprocess
 import traceback
+from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from audit_program import export_text, run_audit
+from typer.testing import CliRunner
 
 from dpflow import fault_points
+from dpflow.cli.ledger import app
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, WitnessBehind
 from dpflow.ledger import ReleaseCharge
 from dpflow.ledger import ledger as ledger_module
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.books import witnesses
-from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.history.checkpoint import Signer, parse_note
 
-NIGHTLY, OTHER = Signer.create("nightly"), Signer.create("other")
+NIGHTLY, OTHER, EVE = map(Signer.create, ("nightly", "other", "eve"))
 TERMS = {"table": None, "filter": "basic", "principal": "owner"}
 DEMAND = {"witness": NIGHTLY.public_text, "witness_every": 3}
 
@@ -119,7 +123,7 @@ def test_only_the_named_key_and_this_history_count(watched, keep, ask, make_plac
             place.add(2, other.checkpoint(NIGHTLY))
         return
     place.add(2, other.checkpoint(NIGHTLY))
-    with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint"):
+    with pytest.raises(WitnessBehind):
         ask.reserve(watched, "d3")
     assert watched.verify().ok and state_of(watched) == (1, 3)
 
@@ -212,12 +216,21 @@ def test_a_forged_checkpoint_is_found(watched, ask, tmp_path, signer, change, wo
 
 
 @pytest.fixture
-def restored(make_place, keep, ask, tmp_path):
+def live():
+    """Of what `restored` is a copy: its ledger, and the first checkpoint that its witness signed."""
+    return SimpleNamespace()
+
+
+@pytest.fixture
+def restored(make_place, keep, ask, tmp_path, live):
     """Opens a copy, put back with its anchor, whose witness has signed a later entry: nothing inside shows it."""
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
     ledger.grant("free", 9, 0, **TERMS)
+    live.ledger = ledger
+    ledger.witness(keep, NIGHTLY)
+    live.first = witnesses_place(keep).newest()[1]
     ask.reserve(ledger, "d0")
     place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
     shutil.copytree(place.anchor, tmp_path / "copy-anchor")
@@ -244,7 +257,9 @@ def test_a_restored_copy_is_found_at_its_first_charge(restored, keep, ask):
     assert ask.spent(ledger) == {"": "0.1"}
 
 
-def test_a_copy_older_than_the_grant_is_found_too(make_place, make_keep, ask, tmp_path):
+def test_a_copy_older_than_the_grant_is_found_too(
+    make_place, make_keep, ask, tmp_path, monkeypatch
+):
     """Nothing in it demands the witness: the checkpoint of this ledger says that its scope does."""
     keep = make_keep("folder")
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
@@ -264,12 +279,14 @@ def test_a_copy_older_than_the_grant_is_found_too(make_place, make_keep, ask, tm
     ask.reserve(copy, "x", scope="free")
     assert ask.spent(copy) == {"": "0"} and copy.verify().ok
     # Of another ledger, or signed by a key that it does not name, a note stops nobody.
-    number, note = witnesses_place(keep).newest()
+    (tmp_path / "other").mkdir()
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(tmp_path / "other"))
+    _, note = witnesses_place(keep).newest()
     other = make_place(str(tmp_path / "o.sqlite"), tmp_path / "o").open()
     other.grant("flights", 9, 0, **TERMS, **DEMAND)
-    for forged in (OTHER.sign(note.rpartition("\n\n")[0] + "\n"), other.checkpoint(NIGHTLY), "x"):
-        number += 1
-        witnesses_place(keep).add(number, forged)
+    texts = (OTHER.sign(note.rpartition("\n\n")[0] + "\n"), other.checkpoint(NIGHTLY), "x")
+    for number, forged in enumerate(texts, 1):
+        witnesses_place(str(tmp_path / "other")).add(number, forged)
         copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
         ask.reserve(copy, f"d{number}")
 
@@ -367,13 +384,58 @@ def test_after_a_recovery_the_witness_signs_before_the_next_charge(
     assert ask.spent(ledger) == {"": spent} and ledger.verify().ok
 
 
-def test_a_note_of_another_key_stops_no_charge(restored, keep, ask):
-    """Whoever can write where the witness keeps its checkpoints, and has not its key."""
-    number, note = witnesses_place(keep).newest()
-    witnesses_place(keep).add(number + 1, OTHER.sign(note.rpartition("\n\n")[0] + "\n"))
-    ledger = restored()
-    ask.reserve(ledger, "d1")
-    assert ask.spent(ledger) == {"": "0.2"}
+def test_who_may_only_add_hides_no_checkpoint(restored, keep, ask, live):
+    """A replay, text that is none, another key's note, and one of this history by a key of their own, which they add without
+    a witness's key: the copy is still refused, the true ledger charges, and its witness goes on and says what it found.
+    """
+    place = witnesses_place(keep)
+    number, note = place.newest()
+    text = note.rpartition("\n\n")[0] + "\n"
+    # Of the copy's own history, behind a recovery, and it demands its own signer's key.
+    point = parse_note(restored().checkpoint(EVE))
+    scopes = [
+        (name, rule.replace(NIGHTLY.public_text, EVE.public_text), *rest)
+        for name, rule, *rest in point.scopes
+    ]
+    fork = replace(point, scopes=tuple(scopes), recoveries=("00",))
+    nested = text.replace("\nscope [", "\nscope " + "[" * 10**5, 1)
+    behind = (EVE.sign(fork.text), OTHER.sign(text), EVE.sign(nested), "no checkpoint")
+    junk = [live.first, *behind, live.first]
+    added = 0
+    for entry in junk:
+        try:
+            place.add(number + added + 1, entry)
+            added += 1
+        except (LedgerCorrupt, LedgerUnavailable):
+            assert keep.startswith("http")  # the server checks what it takes
+    # A server takes what extends its last, by any key that it knows.
+    assert added == (1 if keep.startswith("http") else len(junk))
+    for _ in range(2):
+        with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 4"):
+            ask.reserve(restored(), "d1")
+    ask.reserve(live.ledger, "d2")
+    result = live.ledger.witness(keep, NIGHTLY)
+    assert result.is_new and len(result.problems) == (0 if keep.startswith("http") else added)
+    for name in ("d3", "d4", "d5"):  # its newest is brought: no junk stands before it
+        ask.reserve(live.ledger, name)
+    assert live.ledger.verify().ok
+
+
+def test_a_witness_fails_aloud_where_others_added(watched, make_keep, ask, tmp_path, monkeypatch):
+    """The command signs all the same, and ends with an error each time."""
+    keep = make_keep("folder")
+    key = tmp_path / "nightly.key"
+    key.write_text(NIGHTLY.private_text)
+    watched.witness(keep, NIGHTLY)
+    witnesses_place(keep).add(2, witnesses_place(keep).newest()[1])
+    ask.reserve(watched, "d0")
+    monkeypatch.setenv("DPFLOW_LEDGER_ANCHOR", str(watched.anchor_folder))
+    words = ["checkpoint", "--key", str(key), "--into", keep, "--ledger", watched.location]
+    for said in ("000000000003.txt was added", "nothing was written since 000000000003.txt"):
+        done = CliRunner().invoke(app, words)
+        assert said in done.output.replace("\n", " ")
+        assert isinstance(done.exception, LedgerCorrupt)
+        assert "000000000002.txt is not newer than what was there before it" in str(done.exception)
 
 
 def test_a_git_repository_is_added_to_and_never_rewritten(watched, ask, tmp_path):
