@@ -29,10 +29,17 @@ def load_server() -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def serve_witness(folder: Path, keys: Sequence[str], token: str) -> Iterator[str]:
-    """Its address while it runs."""
+def serve_witness(
+    folder: Path, keys: Sequence[str], token: str, read_token: str = "", **limits: int
+) -> Iterator[str]:
+    """Its address while it runs.
+
+    Args:
+        limits: values of the module's constants.
+    """
     with load_server() as module:
-        server = module.make_server(folder, 0, [*keys], token)
+        vars(module).update(limits)
+        server = module.make_server(folder, 0, [*keys], token, read_token)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:

@@ -1,25 +1,29 @@
 """A witness over HTTP, which keeps the checkpoints of one ledger and lets none in that does not extend the last:
 
-    WITNESS_TOKEN=... python witness_server.py FOLDER PORT VERIFIER_KEY ...
+    WITNESS_TOKEN=... WITNESS_READ_TOKEN=... python witness_server.py FOLDER PORT VERIFIER_KEY ...
 
 GET /    the newest checkpoint, its number in the header Number; 204 before there is one
 GET /N   checkpoint N; 404 if there is none
 PUT /N   adds it. The body is lines of JSON: the note as a text, then each entry between the newest checkpoint and
          this one, as the list that its hash is of. From the first entry on, if a recovery took the newest over.
-         201 added, 401 no token, 409 not the next number, 422 why it does not extend the newest
+         201 added, 401 no token, 408 too slow, 409 not the next number, 413 too long, 422 why it does not extend the newest
 
-All requests carry Authorization: Bearer TOKEN. It listens on this machine alone, behind a server for TLS.
+PUT carries Authorization: Bearer WITNESS_TOKEN, which the witness alone has. GET carries that or WITNESS_READ_TOKEN;
+without a WITNESS_READ_TOKEN all may read. It listens on this machine alone, behind a server for TLS.
 Whoever runs it, and nobody who charges, may write the folder. Entries are checked and not kept.
 """
 
 import base64
+import contextlib
 import hashlib
 import hmac
 import json
 import os
 import re
 import sys
+import tempfile
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -27,6 +31,8 @@ from shapes import FIELDS
 from signatures import note_signers, people
 
 LONGEST = 64 * 2**20  # bytes of a line
+LARGEST = 2**30  # bytes of a body
+SECONDS = 600  # for a whole body
 
 
 def read_head(note, keys):
@@ -73,12 +79,14 @@ class Witness:
         """Status and reason."""
         lines = iter(lines)
         note = json.loads(next(lines))
+        if number != self.newest() + 1:
+            return 409, "not the next checkpoint"
+        new = read_head(note, self.keys)
+        if number > 1:
+            require_extended(read_head(self.read(number - 1), self.keys), new, lines)
         with self.turn:
             if number != self.newest() + 1:
-                return 409, "not the next checkpoint"
-            new = read_head(note, self.keys)
-            if number > 1:
-                require_extended(read_head(self.read(number - 1), self.keys), new, lines)
+                return 409, "another was first"
             draft = self.folder / ".draft"
             draft.unlink(
                 missing_ok=True
@@ -95,28 +103,37 @@ class Witness:
         return 201, ""
 
 
+def read_lines(body):
+    while line := body.readline(LONGEST + 1):
+        assert len(line) <= LONGEST, "a line too long"
+        yield line.rstrip(b"\n")
+
+
 class Handler(BaseHTTPRequestHandler):
-    witness, token = None, ""
+    witness, token, read_token = None, "", ""
     protocol_version, timeout = "HTTP/1.1", 60
 
     def answer(self, status, text="", number=""):
         self.close_connection = True
+        self.connection.settimeout(self.timeout)
         self.send_response(status)
         for name, value in (("Number", number), ("Content-Length", len(text.encode()))):
             self.send_header(name, str(value))
-        self.end_headers()
-        self.wfile.write(text.encode())
+        with contextlib.suppress(OSError):  # whoever asked may be gone
+            self.end_headers()
+            self.wfile.write(text.encode())
 
-    def begin(self):
+    def begin(self, *tokens):
         """The number that is asked for, 0 for the newest; None if that was answered."""
         told = self.headers.get("Authorization", "").encode()
-        if not hmac.compare_digest(told, b"Bearer " + self.token.encode()):
+        known = [hmac.compare_digest(told, b"Bearer " + token.encode()) for token in tokens]
+        if tokens and not any(known):
             return self.answer(401)
         match = re.fullmatch("/|/([1-9][0-9]{0,11})", self.path)
         return int(match[1] or 0) if match else self.answer(404)
 
     def do_GET(self):
-        number = self.begin()
+        number = self.begin(*([self.token, self.read_token] if self.read_token else []))
         if number is not None:
             newest = self.witness.newest()
             number = number or newest
@@ -124,37 +141,69 @@ class Handler(BaseHTTPRequestHandler):
             self.answer(*((200, note, number) if note else (404 if number else 204,)))
 
     def do_PUT(self):
-        number = self.begin()
-        if number is not None:
-            lines = self.lines()
-            try:
-                status, reason = self.witness.add(number, lines)
-            except AssertionError as rule:
-                status, reason = 422, str(rule)
-            except (AttributeError, LookupError, TypeError, ValueError, StopIteration):
-                status, reason = 422, "it says something impossible"
-            for _ in lines:  # whoever sends hears an answer at the end
-                pass
-            self.answer(status, reason)
+        number = self.begin(self.token)
+        if number is None:
+            return
+        with tempfile.TemporaryFile() as body:  # whole, before anybody waits for it
+            status, reason = self.receive(body)
+            if not status:
+                body.seek(0)
+                try:
+                    status, reason = self.witness.add(number, read_lines(body))
+                except AssertionError as rule:
+                    status, reason = 422, str(rule)
+                except (
+                    AttributeError,
+                    LookupError,
+                    TypeError,
+                    ValueError,
+                    RecursionError,
+                    StopIteration,
+                ):
+                    status, reason = 422, "it says something impossible"
+        self.answer(status, reason)
 
-    def lines(self):
-        """The lines of a body in chunks."""
-        left = b""
-        while size := int(self.rfile.readline(20).strip() or b"0", 16):
-            assert size <= LONGEST, "a chunk too long"
-            left += self.rfile.read(size)
-            self.rfile.readline(2)
-            *whole, left = left.split(b"\n")
-            assert len(left) <= LONGEST, "a line too long"
-            yield from whole
+    def receive(self, body):
+        """Write a body in chunks to a file. Status and reason if it is none; 0 if it is whole."""
+        end, left = time.monotonic() + SECONDS, LARGEST
+        try:
+            while size := int(self.read_size(end), 16):
+                left -= size
+                if size < 0 or left < 0:
+                    return 413, "too long"
+                for piece in self.read_pieces(size, end):
+                    body.write(piece)
+                self.read_size(end)  # a line's end
+        except OSError:
+            return 408, "too slow"
+        except ValueError:
+            return 422, "no body in chunks"
+        return 0, ""
+
+    def read_size(self, end):
+        """A short line."""
+        line = b""
+        while not line.endswith(b"\n") and len(line) < 20:
+            line += b"".join(self.read_pieces(1, end))
+        return line.strip()
+
+    def read_pieces(self, size, end):
+        """So many bytes, as they come, before a time."""
+        while size > 0:
+            self.connection.settimeout(max(min(end - time.monotonic(), self.timeout), 0.001))
+            piece = self.rfile.read1(min(size, 2**16))
+            if not piece or time.monotonic() > end:
+                raise TimeoutError
+            size -= len(piece)
+            yield piece
 
     def log_message(self, *_):
         """No log: a path says nothing."""
 
 
-def make_server(folder, port, keys, token):
+def make_server(folder, port, keys, token, read_token=""):
     """A server that is not started. One process may serve a folder."""
-    fields = {"witness": Witness(folder, keys), "token": token}
+    fields = {"witness": Witness(folder, keys), "token": token, "read_token": read_token}
     return ThreadingHTTPServer(("127.0.0.1", port), type("Handler", (Handler,), fields))
 
 
@@ -162,5 +211,9 @@ if __name__ == "__main__":
     if not __debug__ or not os.environ.get("WITNESS_TOKEN"):
         sys.exit("set WITNESS_TOKEN, and run it without -O, which leaves out every check")
     make_server(
-        sys.argv[1], int(sys.argv[2]), sys.argv[3:], os.environ["WITNESS_TOKEN"]
+        sys.argv[1],
+        int(sys.argv[2]),
+        sys.argv[3:],
+        os.environ["WITNESS_TOKEN"],
+        os.environ.get("WITNESS_READ_TOKEN", ""),
     ).serve_forever()

@@ -8,14 +8,17 @@ import json
 import os
 import shutil
 import signal
+import socket
 import sqlite3
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import psycopg
 import pytest
-from witness_server_run import load_server
+from witness_server_run import load_server, serve_witness
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
 from dpflow.ledger.audit.witness import open_place
@@ -223,13 +226,77 @@ def test_a_table_that_this_login_cannot_write(small, postgres, ask):
 
 
 def test_a_server_knows_its_witness_by_the_token(small, make_keep, monkeypatch):
-    """Without it nothing is read or added; with it, who charges could have written the place."""
+    """With it, who charges could have written the place; without it they read, and add nothing."""
     keep = make_keep("http", NIGHTLY.public_text)
     small.witness(keep, NIGHTLY)
     assert open_place(keep).may_be_written()
-    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", "another")
-    with pytest.raises(LedgerUnavailable, match="status 401"):
-        open_place(keep).newest()
+    for token in ("", "another"):
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", token)
+        place = open_place(keep)
+        assert not place.may_be_written()
+        with pytest.raises(LedgerUnavailable, match="lets this user add no checkpoint"):
+            place.add(2, place.newest()[1])
+
+
+def test_a_server_may_ask_a_token_of_readers(small, tmp_path, monkeypatch):
+    """One that adds nothing; the witness's own reads, too."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    with serve_witness(folder, [NIGHTLY.public_text], "write", "read") as keep:
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", "write")
+        small.witness(keep, NIGHTLY)
+        monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", "read")
+        place = open_place(keep)
+        assert place.newest()[0] == 1 and not place.may_be_written()
+        for token in ("", "another"):
+            monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", token)
+            with pytest.raises(LedgerUnavailable, match="status 401"):
+                place.newest()
+
+
+def send_slowly(keep, note, stop):
+    """The status of a PUT that sends one byte more now and then, until it is answered or told to stop."""
+    host, port = keep.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as line:
+        head = f"PUT /2 HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer t0ken\r\n"
+        body = json.dumps(note).encode() + b"\n"
+        line.sendall(head.encode() + b"Transfer-Encoding: chunked\r\n\r\n")
+        line.sendall(b"%x\r\n%s\r\nfffff\r\n" % (len(body), body))
+        line.settimeout(0.05)
+        while not stop.is_set():
+            with contextlib.suppress(TimeoutError):
+                return line.recv(1000).split()[1]
+            line.sendall(b"[")
+    return b""
+
+
+def test_a_slow_sender_stops_no_witness(small, make_keep, ask):
+    """It holds nothing while it sends."""
+    keep, stop = make_keep("http", NIGHTLY.public_text), threading.Event()
+    small.witness(keep, NIGHTLY)
+    with ThreadPoolExecutor(1) as threads:
+        slow = threads.submit(send_slowly, keep, open_place(keep).newest()[1], stop)
+        try:
+            ask.reserve(small, "one")
+            begin = time.monotonic()
+            assert small.witness(keep, NIGHTLY).is_new
+            assert time.monotonic() - begin < 5 and not slow.done()
+        finally:
+            stop.set()
+
+
+@pytest.mark.parametrize(
+    ("limits", "status"), [({"SECONDS": 1}, b"408"), ({"LARGEST": 10**5}, b"413")]
+)
+def test_a_server_reads_no_body_without_end(small, tmp_path, monkeypatch, limits, status):
+    """Neither in time nor in size."""
+    folder = tmp_path / "kept"
+    folder.mkdir()
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", "t0ken")
+    with serve_witness(folder, [NIGHTLY.public_text], "t0ken", **limits) as keep:
+        small.witness(keep, NIGHTLY)
+        assert send_slowly(keep, open_place(keep).newest()[1], threading.Event()) == status
+        assert open_place(keep).newest()[0] == 1
 
 
 # --- the reference server -------------------------------------------------------------------------
