@@ -267,7 +267,8 @@ class ObjectPlace(NumberedPlace):
         self._url = url.rstrip("/")
         self._bucket, _, folder = self._url.removeprefix("s3://").partition("/")
         self._prefix = f"{folder}/" if folder else ""
-        if not self._bucket or re.search("[@:?]", self._bucket):
+        # A pattern would be read as what it matches.
+        if not self._bucket or re.search("[@:?]", self._bucket) or re.search(r"[*?\[]", folder):
             raise InvalidInput("the witness's bucket reads s3://BUCKET/FOLDER; correct it")
 
     def __str__(self) -> str:

@@ -193,6 +193,7 @@ def test_a_missing_package_is_named(monkeypatch):
         ("http://example.org/w", "in the clear"),
         ("https://me:s3cret@example.org/w", "https://HOST/PATH"),
         ("s3://me:s3cret@bucket", "s3://BUCKET/FOLDER"),
+        ("s3://bucket/[a]", "s3://BUCKET/FOLDER"),
         ("nothing://me:s3cret@host/x", "cannot be read from its URL"),
     ],
 )
