@@ -298,18 +298,28 @@ def select_newest(
 
     Args:
         notes: numbers and texts, the last first.
-        find_keys: the keys that are trusted to have signed a checkpoint, given what it says.
+        find_keys: the keys that are trusted to have signed a checkpoint, given what it says of scopes.
         is_ordered: each extends what was added before it, so no more are read than are needed.
     """
     newest: dict[str, StoredCheckpoint] = {}
+    keys_by_rules: dict[tuple[str, ...], Set[str]] = {}
     for number, note in notes:
+        lines = note.split("\n")
+        rules = tuple(line for line in lines if line.startswith("scope "))
         try:
+            # No less than what a signed one comes to: most need no more than this.
+            rank = sum(line.startswith("recovered ") for line in lines), int(lines[1])
+            known = keys_by_rules.get(rules)
+            if known is not None and all(
+                key in newest and rank <= newest[key].point.rank for key in known
+            ):
+                continue
             point = parse_note(note)
-        except InvalidInput:
+        except (InvalidInput, ValueError, IndexError):
             continue
         if point.ledger_id != ledger_id:
             continue
-        keys = find_keys(point)
+        keys = keys_by_rules[rules] = find_keys(point)
         for key in keys:
             if key not in newest or point.rank > newest[key].point.rank:
                 with contextlib.suppress(LedgerCorrupt, InvalidInput):  # another's, or no key
