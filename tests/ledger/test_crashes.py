@@ -252,7 +252,8 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
         deaths += code != 0
         first = life(ledger, ask, n)
         assert first == life(ledger, ask, n) and shown in (None, first)
-    assert deaths > 0.9 * len(tries)
+    # Of ten lines that are tried, one may be missed.
+    assert len(tries) - deaths <= max(1, len(tries) // 10)
     assert books(ledger)[0] == len(tries) + 2
     for _, cost in ledger.remaining("days/team").spent + ledger.remaining("flights").spent:
         assert cost.epsilon in (0, (len(tries) + 2) * 10**6)

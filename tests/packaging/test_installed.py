@@ -158,6 +158,7 @@ print(sorted(bag.dags))
         "flights_daily",
         "flights_model",
         "flights_report",
+        "service_flights",
         "visits_daily",
         "visits_dbt",
         "visits_on_spark",
