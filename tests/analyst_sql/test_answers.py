@@ -323,3 +323,12 @@ def test_a_number_that_is_not_supported_is_null(world: World) -> None:
     text = "SELECT city, MEDIAN(age) AS m, COUNT(*) AS n FROM visits GROUP BY city"
     answer = world.ask(text, epsilon="0.01")
     assert [row[1] for row in answer.rows] == [None, None, None] and NO_RANK in answer.notes
+
+
+def test_a_column_without_a_value_is_printed(world: World) -> None:
+    """People asked for it, and tables for a terminal leave empty columns out."""
+    text = (
+        "SELECT n, CASE WHEN n < 0 THEN 'few' END AS word FROM (SELECT COUNT(*) AS n FROM visits)"
+    )
+    heads, ((_, *rest),) = world.ask(text, epsilon=EXACT).list_printed(intervals=False)
+    assert heads == ["n", "word"] and rest == ["NULL"]

@@ -197,7 +197,10 @@ class SqlAnswer:
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             heads.append(column.name)
-            columns.append([print_number(cell.value, cell.low, cell.high) for cell in cells])
+            numbers = [print_number(cell.value, cell.low, cell.high) for cell in cells]
+            # An empty column is left out, and this one was asked for.
+            is_null = all(cell.value is None for cell in cells)
+            columns.append(["NULL"] * len(cells) if is_null else numbers)
             if intervals and column.bounded:
                 heads.append(f"{column.name}: 95 % bounds")
                 columns.append([_print_bounds(cell.bounds) for cell in cells])
