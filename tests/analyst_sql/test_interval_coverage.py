@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 
-DRAWS = 1000
+DRAWS = 2000
 #: Three numbers in each draw, with true values whose noise may change a sign or an order.
 TRUE = {"Bern": (40, 30), "Oslo": (45, 900), "Rome": (700, 20)}
 RELEASE = "WITH t AS (SELECT bucket(age, 1) AS draw, city, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY 1, 2)"
@@ -147,10 +147,10 @@ def tables(world: World) -> tuple[ReleasedTable, ReleasedTable]:
 
 
 @pytest.mark.parametrize("query", QUERIES)
-def test_intervals_hold_in_1000_draws(
+def test_intervals_hold_in_2000_draws(
     world: World, tables: tuple[ReleasedTable, ReleasedTable], query: str
 ) -> None:
-    """At least 95 %, less four standard deviations of 1,000 draws."""
+    """At least 95 %, less four standard deviations of 2,000 draws."""
     plan = world.ask(f"EXPLAIN {RELEASE} {query}", epsilon=1)
     least = DRAWS * 0.95 - 4 * (DRAWS * 0.95 * 0.05) ** 0.5
     counts = count_holding(plan, *tables)
