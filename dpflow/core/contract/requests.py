@@ -282,11 +282,6 @@ class UnitSizes:
         moved = (len(self.groupings) + 1) * sides_of(table)
         return Sensitivity(moved, moved, sides_of(table), is_proven=True)
 
-    @staticmethod
-    def list_sensitivity(table: Declared) -> Sensitivity:
-        """The same for the numbers of one list alone."""
-        return Sensitivity(sides_of(table), sides_of(table), sides_of(table), is_proven=True)
-
 
 def group_limit(request: GroupedSums | SortedValues | UnboundedValues) -> int | None:
     """Groups that a unit keeps; None where there are no more keys."""

@@ -89,7 +89,8 @@ def apply_histogram(plan: Plan, epsilon: Fraction, starts: tuple[int, ...], law:
     params = plan.params.model_copy(update=rest)
     # Less epsilon may suit another law, which the scope that pays may not hold.
     law = law or plan.mechanism.choose_release(plan.params, plan.table)[0].law
-    sensitivity = UnitSizes.list_sensitivity(plan.table)
+    # Of the two lists that are read, only one gets noise and leaves.
+    sensitivity = plan.table.sensitivity(UnitSizes())
     own = OwnHistogram(epsilon, law, starts, laplace_noise(sensitivity, epsilon))
     changed = replace(
         plan,
