@@ -18,8 +18,9 @@ from dpflow.ledger import BudgetView, Ledger, ReleaseKey, make_slot
 from dpflow.ui.application import create_app
 from dpflow.ui.visit import Audience
 
-#: In no page: a result, a secret state, an answer, a threshold that was asked for.
-SECRETS = ("8675309", "4711", "verdict-of-nobody", "0.271828")
+#: In no page: a result, a secret state, an answer, a threshold that was asked for. Hashes hold no such
+#: digits by chance.
+SECRETS = ("8675309", "47114711471147114711", "verdict-of-nobody", "0.271828")
 
 
 class Books:

@@ -35,6 +35,8 @@ from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
 from dpflow.testing.crashes import KILLED
 
 HALF = Pure(Fraction(1, 2))
+#: Longer than what the digits of a hash can hold by chance.
+NOISE = 77_717_771_777_177_717_771
 TRIGGERS = {
     "dpflow_entry_append_only": "dpflow_entry",
     "dpflow_scope_stays": "dpflow_scope",
@@ -280,7 +282,7 @@ def session(ledger: Ledger, exclusive: bool = False) -> str:
         family="f",
         slot=None,
         principal="p",
-        state={"noise": 7771},
+        state={"noise": NOISE},
         exclusive=exclusive,
         request={"name": "gate"},
     )
@@ -333,7 +335,7 @@ def test_secret_state_shows_nowhere(ledger: Ledger) -> None:
     shown = (
         repr(ledger.session(name)) + repr(ledger.history()) + repr(ledger.releases()) + repr(ledger)
     )
-    assert "7771" not in shown and ledger.session(name).state == {"noise": 7771}
+    assert str(NOISE) not in shown and ledger.session(name).state == {"noise": NOISE}
 
 
 def test_an_open_gate_closes_its_scope(ledger: Ledger) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import pytest
+from budget_books import SECRETS
 
 from dpflow.errors import BudgetExceeded
 from dpflow.ledger import BudgetView
@@ -15,7 +16,6 @@ from dpflow.ui.visit import Host
 if TYPE_CHECKING:
     from budget_books import Books
 
-SECRETS = ("8675309", "4711", "verdict-of-nobody", "0.271828")
 HOSTILE = """manual__"><script>alert(1)</script>&x=%2e%2e/../?#'é"""
 
 

@@ -61,7 +61,7 @@ class Counting(PredictionMechanism[PredictionParams]):
         with self._lock:
             self.learned += 1
         if self.broken:
-            raise ZeroDivisionError("a value of 4711")
+            raise ZeroDivisionError("a value of Ann")
         return len(answer.units)
 
     def predict(
@@ -218,7 +218,7 @@ def test_a_failure_is_the_answer_none_and_closes(world: World) -> None:
     with pytest.raises(SessionClosed):
         session.predict([[3, "Oslo"]])
     assert session.predict([[1, "Oslo"]]) == [None]
-    assert "4711" not in str(world.ledger.history())
+    assert "value of Ann" not in str(world.ledger.history())
 
 
 def test_a_failure_to_learn_shows_at_the_first_new_point(world: World) -> None:
