@@ -71,9 +71,12 @@ _ENGINE_STATE = (nested_release.STATE, _ROWS)
 
 
 class _Batch(threading.local):
-    """Of one thread: answers whose verdicts wait for the next one; None where none has to."""
+    """Of one thread: answers whose verdicts wait for the next one, None where none has to; and what the ledger said
+    before the last one.
+    """
 
     untold: list[AnswerRecord] | None = None
+    asked: SessionRecord | None = None
 
 
 class Session:
@@ -364,7 +367,7 @@ class Session:
         """
         is_gate = isinstance(self._plan.mechanism, Gate)
         while True:
-            session = self._ledger.ask(self.id, name)
+            session = self._ledger.ask(self.id, name, self._batch.asked)
             if isinstance(session, AnswerRecord):
                 if is_gate:
                     self._ledger.tell_verdict(self.id, name, principal=self._principal)
@@ -392,6 +395,7 @@ class Session:
             )
             if untold is not None:
                 untold[:] = [] if record is None else [record]
+                self._batch.asked = session
             if record is not None:
                 return dict(record.answer)
             # somebody else's answer advanced the state first: ours was never seen, so draw again
@@ -418,7 +422,7 @@ class Session:
             self._end_batch()
 
     def _end_batch(self) -> None:
-        untold, self._batch.untold = self._batch.untold, None
+        untold, self._batch.untold, self._batch.asked = self._batch.untold, None, None
         for record in untold or ():
             self._ledger.tell_verdict(self.id, record.query, principal=self._principal)
 

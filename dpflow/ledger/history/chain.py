@@ -235,15 +235,17 @@ def _read_marks(marks: Marks) -> Read:
     return _MARKS_AND_HEAD, {"seq": mark[0], "known": known[0]}
 
 
-def read_state(transaction: Transaction, anchor: Anchor, marks: Marks) -> tuple[Seen, LedgerState]:
+def read_state(
+    transaction: Transaction, anchor: Anchor, marks: Marks, former: LedgerState | None = None
+) -> tuple[Seen, LedgerState]:
     """The newest entry, and the rows of a transaction that read ahead, to be proved by
-    `LedgerState.prove_reads`. Raises `LedgerCorrupt`.
+    `LedgerState.prove_reads`: those of a former one, if it still is the newest. Raises `LedgerCorrupt`.
     """
     # An empty ledger shows nothing that could be old: under the anchor of another it waits for an
     # import.
     if not transaction.read_ahead[0] and marks[1] == NOTHING:
         return NOTHING, LedgerState(transaction, EMPTY_ROOT)
-    return _start_state(transaction, anchor, marks, ReadAhead())
+    return _start_state(transaction, anchor, marks, ReadAhead(), former)
 
 
 def _start_state(

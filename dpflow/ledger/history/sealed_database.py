@@ -158,8 +158,11 @@ class SealedDatabase:
                 self._anchor.remember(writer.added)
 
     @contextlib.contextmanager
-    def _begin_reading(self) -> Iterator[LedgerState]:
+    def _begin_reading(self, former: LedgerState | None = None) -> Iterator[LedgerState]:
         """A reading transaction, whose rows are proved before anything of them is given out.
+
+        Args:
+            former: as of `_begin_writing`.
 
         Raises:
             LedgerCorrupt: as `_begin_writing`: an older copy of the whole database is not shown,
@@ -172,7 +175,7 @@ class SealedDatabase:
             self._naming_versions(),
             self._database.begin_reading(chain.plan_reads(seen, ReadAhead())) as transaction,
         ):
-            newest, state = chain.read_state(transaction, self._anchor, seen)
+            newest, state = chain.read_state(transaction, self._anchor, seen, former)
             with _proving(state.prove_reads):
                 yield state
             state.prove_reads()

@@ -4,7 +4,9 @@ every verdict.
 
 from __future__ import annotations
 
+import sqlite3
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,13 @@ from dpflow.engine.sessions.holdout_gate import (
     judge_all,
     require_metrics,
 )
-from dpflow.errors import InvalidInput, LedgerUnavailable, PlanRefused, SessionClosed
+from dpflow.errors import (
+    InvalidInput,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    PlanRefused,
+    SessionClosed,
+)
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
 from dpflow.tables.access.declarations import load_table
@@ -515,6 +523,41 @@ def test_a_batch_tells_each_verdict_behind_the_next_answer(tiny: Tiny, ledger: L
         "verdict",
     ]
     assert ledger.verify().ok
+
+
+@pytest.mark.parametrize("what", ["an answer", "a quota", "an earlier state"])
+def test_a_batch_sees_what_others_wrote(tiny: Tiny, ledger: Ledger, what: str) -> None:
+    """It carries on from the rows of its last answer: only where nobody wrote, and never from a state that was put back."""
+    session = open_gate(tiny, ledger)
+    with closing(sqlite3.connect(tiny.ledger)) as database:
+        database.execute("PRAGMA busy_timeout = 30000")
+        old = database.execute(
+            "SELECT secret, secret_digest, version FROM dpflow_release"
+        ).fetchone()
+
+        def write(session: Session, submission: Any, promoter: Any) -> dict[str, Any]:
+            if submission == HONEST:
+                return judge(session, submission, promoter)
+            if what == "an answer":
+                other = open_gate(tiny, Ledger(tiny.ledger))
+                assert judge(other, wrong(7))["verdict"] == "no"
+            elif what == "a quota":
+                ledger.quota("gate/b", 1, 0, principal="owner")
+            else:
+                columns = "secret = ?, secret_digest = ?, version = ?"
+                database.execute(f"UPDATE dpflow_release SET {columns}", old)
+                database.commit()
+            return judge(session, submission, promoter)
+
+        batch = [HONEST, wrong(0)]
+        if what == "an earlier state":
+            with pytest.raises(LedgerCorrupt):
+                judge_all([lambda: session], batch, judge_one=write)
+            return
+        judge_all([lambda: session], batch, judge_one=write)
+    answers = [record.answer for record in ledger.answers(session.id)]
+    left = [answer["failures_left"] for answer in answers]
+    assert left == ([2, 1, 0] if what == "an answer" else [2, 1]) and ledger.verify().ok
 
 
 def test_a_session_that_is_named_twice_tells_all(tiny: Tiny, ledger: Ledger) -> None:
