@@ -10,6 +10,7 @@ from dpflow import Session, plan
 from dpflow.engine.sessions.holdout_gate import Champion
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -22,6 +23,35 @@ PARAMS = {
     "alpha": "0.2",
     "epsilon": "4",
 }
+ROWS = """
+CREATE TABLE visits AS SELECT 'p' || i AS person, DATE '2020-01-01' AS day, i % 2 AS sick, (i % 2) * 30 + i % 7 AS age
+FROM range(4000) t(i)
+"""
+HONEST = {"name": "honest", "estimator": "column_mean", "features": ["age"], "claim": "18"}
+
+
+def wrong(number: int) -> dict[str, Any]:
+    return HONEST | {"name": "wrong", "claim": str(50 + number)}
+
+
+def grant_holdout(tiny: Tiny) -> Ledger:
+    """A holdout of 4,000 people, protected in scopes ``gate``, ``more`` and the quota ``gate/a``."""
+    tiny.fill(ROWS)
+    columns = {"sick": {"lower": 0, "upper": 1}, "age": {"lower": 0, "upper": 120}}
+    table = load_table(
+        tiny.declare(
+            protects="unit",
+            contribution_bounds={"rows": 1},
+            columns=columns,
+            block=None,
+            holdout=True,
+        )
+    )
+    made = Ledger(tiny.ledger)
+    for scope in ("gate", "more"):
+        made.grant(scope, 8, 0, filter="basic", table=table, principal="owner")
+    made.quota("gate/a", 4, 0, principal="owner")
+    return made
 
 
 def open_gate(
