@@ -15,7 +15,7 @@ import datetime as dt
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,11 +89,11 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        values = RunValues(dag)
-        read = (_read_task(operator, files, filters, values) for operator in dag.tasks)
+        values, (runs, cadence) = RunValues(dag), list_runs(dag, start, every)
+        first = next(runs(), None)
+        read = (_read_task(operator, files, filters, values, first) for operator in dag.tasks)
         tasks = tuple(task for task in read if task)
         if tasks:
-            runs, cadence = list_runs(dag, start, every)
             jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
     return sorted(jobs, key=lambda job: job.name), files
 
@@ -117,9 +117,16 @@ def _use_temporary_home() -> None:
 
 
 def _read_task(
-    operator: Any, files: set[Path], filters: ScopeFilters, values: RunValues
+    operator: Any,
+    files: set[Path],
+    filters: ScopeFilters,
+    values: RunValues,
+    first: Run | None = None,
 ) -> Task | None:
     """What a task asks for; None if it charges nothing.
+
+    Args:
+        first: the run that a service plans for a task that asks it.
 
     Raises:
         UnknownValue: in a run, what the task is mapped over is not known now.
@@ -128,11 +135,15 @@ def _read_task(
     field = getattr(getattr(operator, "operator_class", type(operator)), "request_field", None)
     if field is None:
         return None
+    from dpflow.airflow.service_plans import describe_service_cost
+
     instances, note = _read_arguments(operator, field, values)
     # A table's own contract is not charged, and a session of a service's own was when that started.
     is_free = field in ("contract", "session") and not note
     if is_free and all(not given.get(field) for given, _ in instances):
         return None
+    if note_of_service := describe_service_cost(operator, first, values):
+        return Task(operator.task_id, lambda run: [], note_of_service)
     dag, folder = values.dag, Path(values.dag.fileloc).parent
     makers = []
     for arguments, map_index in instances:
@@ -300,10 +311,8 @@ def _request_maker(
     def parse_requests(context: Context) -> list[ReleaseRequest]:
         releases = list_releases(fill_release(context))
         files.update((folder / name).resolve() for name in releases if isinstance(name, str))
-        try:
+        with _name_task(dag, operator):
             return [read_request(release, NOT_GIVEN, folder) for release in releases]
-        except InvalidInput as error:
-            raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
 
     # One request object for all runs: the forecast plans each object once.
     constant = parse_requests({}) if is_constant else None
@@ -344,7 +353,7 @@ def _contract_maker(
 
     def make_requests(context: Context) -> list[PlannedRelease]:
         filled, blocks = fill_contract(context), fill_blocks(context) or ()
-        try:
+        with _name_task(dag, operator):
             if isinstance(filled, str):
                 files.add((folder / filled).resolve())
                 read = load_contract(folder / filled)
@@ -352,8 +361,6 @@ def _contract_maker(
                 read = parse_contract(filled, folder)
             else:
                 return []
-        except InvalidInput as error:
-            raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
         if read.mode == "watch":
             asked = request_session(read, blocks)
             (session,) = requests.setdefault(f"{asked!r}", [asked])
@@ -396,12 +403,10 @@ def _query_maker(
             # A query that names its blocks differs from run to run, and runs may have no end.
             if len(requests) >= _MOST_QUERIES:
                 requests.clear()
-            try:
+            with _name_task(dag, operator):
                 plan = plan_query(
                     {**fields, **filled, "blocks": blocks}, folder, registry, None, filters
                 )
-            except InvalidInput as error:
-                raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}") from None
             requests[text] = [part.plan.request for part in plan.parts]
         ordinal = int(fields.get("ordinal") or 0)
         return [
@@ -410,6 +415,18 @@ def _query_maker(
         ]
 
     return make_requests
+
+
+@contextlib.contextmanager
+def _name_task(dag: Any, operator: Any) -> Iterator[None]:
+    """Say which task a mistake is in, and what else it may be where the task does not say who answers it."""
+    try:
+        yield
+    except InvalidInput as error:
+        fields = getattr(operator, "partial_kwargs", None) or vars(operator)
+        is_open = fields.get("ledger_conn_id") is None
+        hint = "; if a service answers it, give that as AIRFLOW_CONN_DPFLOW" if is_open else ""
+        raise InvalidInput(f"task {dag.dag_id}.{operator.task_id}: {error}{hint}") from None
 
 
 def _blocks_filler(

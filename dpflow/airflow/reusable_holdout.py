@@ -60,6 +60,7 @@ class ReusableHoldoutOperator(JobTask, BranchMixIn):
 
     template_fields: Sequence[str] = ("session", "candidates", "promote", "fresh", "plan_only")
     request_field = "session"  #: the argument that says what is charged; `dpflow plan` reads it
+    costless_fields = ("candidates", "promote")
     inherits_from_skipmixin = True
     ui_color = "#f5d7e4"
 

@@ -31,32 +31,39 @@ class ServiceTask(PrivacyOperator):
     """
 
     ledger_conn_id: str | None = None
+    #: Template fields that change no privacy cost.
+    costless_fields: tuple[str, ...] = ()
 
     def __init__(self, *, service_conn_id: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.service_conn_id = service_conn_id
 
     def find_service(self) -> RemoteClient | None:
-        """The service that this task asks; None where it works beside the ledger. Raises `InvalidInput` for a
-        named connection that is not there.
-        """
-        from dpflow.airflow.connection import ServiceHook
+        """The service that this task asks; see `open_service`."""
+        return open_service(self.task_id, self.service_conn_id, self.ledger_conn_id)
 
-        if self.service_conn_id is not None and self.ledger_conn_id is not None:
-            raise InvalidInput(
-                f"{self.task_id!r} names service_conn_id and ledger_conn_id; leave one out"
-            )
-        if self.ledger_conn_id is not None:
+
+def open_service(
+    task_id: str, service_conn_id: str | None, ledger_conn_id: str | None
+) -> RemoteClient | None:
+    """The service that a task with these arguments asks; None where it works beside the ledger. Raises `InvalidInput`
+    for a named connection that is not there.
+    """
+    from dpflow.airflow.connection import ServiceHook
+
+    if service_conn_id is not None and ledger_conn_id is not None:
+        raise InvalidInput(f"{task_id!r} names service_conn_id and ledger_conn_id; leave one out")
+    if ledger_conn_id is not None:
+        return None
+    name = service_conn_id or ServiceHook.default_conn_name
+    try:
+        return ServiceHook(name).get_conn()
+    except AirflowNotFoundException:
+        if service_conn_id is None:
             return None
-        name = self.service_conn_id or ServiceHook.default_conn_name
-        try:
-            return ServiceHook(name).get_conn()
-        except AirflowNotFoundException:
-            if self.service_conn_id is None:
-                return None
-        raise InvalidInput(
-            f"there is no connection {name!r}; make one of type {ServiceHook.conn_type!r}"
-        )
+    raise InvalidInput(
+        f"there is no connection {name!r}; make one of type {ServiceHook.conn_type!r}"
+    )
 
 
 class JobTask(ServiceTask):

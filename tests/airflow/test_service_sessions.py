@@ -11,7 +11,7 @@ import duckdb
 import pytest
 import yaml
 from airflow_runs import run_dag
-from service_world import TOKENS, Server, ServiceWorld, asker
+from service_world import TOKENS, Server, ServiceWorld, asker, serve_here
 
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
@@ -221,3 +221,82 @@ def test_branches_of_a_gate_at_a_service_are_those_of_both_kinds() -> None:
             ReusableHoldoutOperator(
                 task_id="t", session=session, candidates=[], branches={word: "a"}
             )
+
+
+PLANNED_DAG = """
+from datetime import datetime
+from airflow.sdk import DAG, task
+from dpflow.airflow import LoadOperator, ReleaseOperator, ReusableHoldoutOperator, SqlReleaseOperator
+
+count = {"name": "count", "mechanism": "count", "table": TABLE, "where": "day = DATE '{{ ds }}'", "params": {"epsilon": "0.5"}}
+with DAG("team_a_x", schedule="@daily", start_date=datetime(2020, 1, 1)):
+    @task
+    def find():
+        return [{"name": "a"}]
+
+    @task.dpflow_sql(epsilon="0.5")
+    def function():
+        return "SELECT count(*) AS n FROM visits"
+
+    LoadOperator(task_id="load", load="daily", blocks="{{ ds }}")
+    ReleaseOperator(task_id="daily", release=count)
+    ReleaseOperator.partial(task_id="mapped").expand(release=[count, {**count, "name": "second"}])
+    SqlReleaseOperator(task_id="later", sql="SELECT avg(age) AS a FROM visits WHERE day < $day", epsilon="0.5",
+                       parameters={"day": "{{ ti.xcom_pull('x') }}"})
+    ReusableHoldoutOperator(task_id="gate", session="late", candidates=find(), service_conn_id="gates")
+    function()
+"""
+
+
+def test_a_plan_asks_the_service_and_says_what_is_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is unknown is a fault of the schedule, and never counts as free."""
+    from dpflow.airflow.dag_jobs import read_dags
+    from dpflow.engine.planning.report import list_faults
+    from dpflow.engine.planning.simulate import forecast_schedule
+    from dpflow.registry import Registry
+
+    (tmp_path / "owner").mkdir()
+    world = make_world(tmp_path / "owner")
+    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path / "airflow"))
+
+    def plan(text: str) -> dict[str, str]:
+        file = tmp_path / "dags" / "dag.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+        jobs, _ = read_dags(file)
+        faults = list_faults(forecast_schedule(jobs, Registry.load(), None), 1)
+        notes = {task.name: task.note for job in jobs for task in job.tasks}
+        assert len(faults) == len(notes)
+        return notes
+
+    with serve_here(world) as url:
+        for name, who in (("DPFLOW", "ann"), ("GATES", "cyd"), ("POINTS", "bob")):
+            connection = {"conn_type": "dpflow", "host": url, "password": TOKENS[who][0]}
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name}", json.dumps(connection))
+        notes = plan(DAG_FILE)
+        assert {*notes} == {"gate", "ask", "later"}
+        for name in ("late", "fresh"):
+            assert f"gate {name}: asks its scope for epsilon 40, delta 0" in notes["gate"]
+        assert "asks scope visits/ann for epsilon 0.5, delta 0" in notes["ask"]
+        notes = plan(PLANNED_DAG.replace("TABLE", "'visits'"))
+        assert {*notes} == {"daily", "mapped", "later", "gate", "function"}
+        asks = "asks scope visits/ann for epsilon 0.5, delta 0"
+        assert [notes[name].count(asks) for name in ("daily", "mapped")] == [1, 2]
+        assert "epsilon 40" in notes["gate"] and "later runs" in notes["gate"].lower()
+        for name in ("later", "function"):
+            assert notes[name].startswith("privacy cost unknown: it takes what only a run knows")
+        with pytest.raises(InvalidInput, match="task team_a_x.daily: .*'visit'"):
+            plan(PLANNED_DAG.replace("TABLE", "'visit'"))
+    unreachable = plan(PLANNED_DAG.replace("TABLE", "'visits'"))
+    assert all(note.startswith("privacy cost unknown: ") for note in unreachable.values())
+    monkeypatch.delenv("AIRFLOW_CONN_GATES")
+    assert "there is no connection 'gates'" in plan(PLANNED_DAG.replace("TABLE", "'visits'"))["gate"]  # fmt: skip
+    monkeypatch.delenv("AIRFLOW_CONN_DPFLOW")
+    with pytest.raises(InvalidInput, match=r"team_a_x.daily: .*AIRFLOW_CONN_DPFLOW"):
+        plan(PLANNED_DAG.replace("TABLE", "'visits'"))
+    rows = [
+        row for name in ("holdout", "visits/ann") for row in world.ledger.remaining(name).rows()
+    ]
+    assert {row["epsilon_spent"] for row in rows} == {"0"}
