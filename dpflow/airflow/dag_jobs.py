@@ -12,6 +12,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import datetime as dt
+import functools
 import os
 import re
 import sys
@@ -89,11 +90,12 @@ def read_dags(
     files: set[Path] = set()
     jobs = []
     for dag in bag.dags.values():
-        values, (runs, cadence) = RunValues(dag), list_runs(dag, start, every)
-        first = next(runs(), None)
-        read = (_read_task(operator, files, filters, values, first) for operator in dag.tasks)
+        values = RunValues(dag)
+        find_runs = functools.partial(list_runs, dag, start, every)
+        read = (_read_task(operator, files, filters, values, find_runs) for operator in dag.tasks)
         tasks = tuple(task for task in read if task)
         if tasks:
+            runs, cadence = find_runs()
             jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
     return sorted(jobs, key=lambda job: job.name), files
 
@@ -121,12 +123,12 @@ def _read_task(
     files: set[Path],
     filters: ScopeFilters,
     values: RunValues,
-    first: Run | None = None,
+    find_runs: Callable[[], tuple[Callable[[], Iterator[Run]], str]] | None = None,
 ) -> Task | None:
     """What a task asks for; None if it charges nothing.
 
     Args:
-        first: the run that a service plans for a task that asks it.
+        find_runs: of its DAG, as `list_runs`: a service plans the first one of a task that asks it.
 
     Raises:
         UnknownValue: in a run, what the task is mapped over is not known now.
@@ -142,7 +144,7 @@ def _read_task(
     is_free = field in ("contract", "session") and not note
     if is_free and all(not given.get(field) for given, _ in instances):
         return None
-    if note_of_service := describe_service_cost(operator, first, values):
+    if note_of_service := describe_service_cost(operator, find_runs, values):
         return Task(operator.task_id, lambda run: [], note_of_service)
     dag, folder = values.dag, Path(values.dag.fileloc).parent
     makers = []

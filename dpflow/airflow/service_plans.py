@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -17,12 +17,16 @@ if TYPE_CHECKING:
     from dpflow.engine.planning.simulate import Run
 
 
-def describe_service_cost(operator: Any, run: Run | None, values: RunValues) -> str:
-    """The cost of a task at its service in a run, or that it is unknown, in a sentence; "" for a task that works
-    beside the ledger.
+def describe_service_cost(
+    operator: Any,
+    find_runs: Callable[[], tuple[Callable[[], Iterator[Run]], str]] | None,
+    values: RunValues,
+) -> str:
+    """The cost of a task at its service in its first run, or that it is unknown, in a sentence; "" for a task that
+    works beside the ledger.
 
     Args:
-        run: which the service plans; None for one that nobody plans.
+        find_runs: of its DAG, as `dpflow.airflow.run_names.list_runs`; None in a run.
 
     Raises:
         UnknownValue: in a run, since another ledger pays.
@@ -41,14 +45,15 @@ def describe_service_cost(operator: Any, run: Run | None, values: RunValues) -> 
     except InvalidInput as error:
         client, reason = None, str(error)
     else:
-        if client is None and (values.instance or not _names_service(kind, fields, values)):
+        if client is None and (find_runs is None or not _names_service(kind, fields, values)):
             return ""
         reason = "it names what only a service has; make the connection dpflow"
-    if values.instance is not None:
+    if find_runs is None:
         raise UnknownValue("it asks a service, whose ledger pays")
     if client is None:
         return f"privacy cost unknown: {reason}"
     try:
+        run = next(find_runs()[0](), None)
         lines = [] if run is None else _ask_plans(operator, run, values)
     except (UnknownValue, ServiceUnavailable, AccessRefused) as error:
         return f"privacy cost unknown: {error}"

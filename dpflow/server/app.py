@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from dpflow.errors import DpflowError, LedgerUnavailable
-from dpflow.ledger import BudgetView, Ledger
+from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.server import predictions, queries
 from dpflow.server.batches import Batches
@@ -168,7 +168,7 @@ def create_app(
     app.state.sessions, app.state.ledger = sessions, ledger
     for door in (router, predictions.router, queries.router):
         app.include_router(door)
-    app.mount(PLACE, make_budget_page(principals, lambda: BudgetView(ledger.location)))
+    app.mount(PLACE, make_budget_page(principals, ledger, service.issuers))
     app.add_exception_handler(RequestValidationError, refuse_invalid)
     app.add_exception_handler(HTTPException, refuse_unknown)
     # Whatever else is raised ends at the gate.

@@ -10,7 +10,6 @@ import logging
 import threading
 import time
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +17,7 @@ from typing import Any
 
 import jwt
 
-from dpflow.client.remote import NoRedirects, is_loopback
-from dpflow.errors import InvalidDeclaration
+from dpflow.client.remote import NoRedirects
 from dpflow.private_files import forbid_public_writing
 from dpflow.server.service import Claim, Issuer
 from dpflow.yaml_files import parse_json
@@ -57,13 +55,6 @@ class KeySet:
         self._is_url = "://" in issuer.keys
         if not self._is_url:
             return
-        parts = urllib.parse.urlsplit(issuer.keys)
-        if parts.scheme != "https" and not (
-            parts.scheme == "http" and is_loopback(parts.hostname or "")
-        ):
-            raise InvalidDeclaration(
-                f"keys of {issuer.issuer} come from {issuer.keys}, where anybody on the way may change them; write https://"
-            )
         self._refresh()
         threading.Thread(target=self._keep_fresh, name="dpflow-keys", daemon=True).start()
 
@@ -159,8 +150,13 @@ class Issuers:
         self._issuers = issuers
         self._keys = {name: KeySet(issuer) for name, issuer in issuers.items()}
 
-    def read_claims(self, token: str) -> tuple[str, Mapping[str, Any]] | None:
+    def read_claims(
+        self, token: str, audience: str | None = None
+    ) -> tuple[str, Mapping[str, Any]] | None:
         """The issuer's name and the claims of a token; None for one that is not valid now.
+
+        Args:
+            audience: in place of the issuer's own.
 
         Raises `KeysUnavailable` for a token of an issuer whose keys nobody can read.
         """
@@ -185,7 +181,7 @@ class Issuers:
                     token,
                     key.key,
                     algorithms=_list_algorithms(key._jwk_data),
-                    audience=issuer.audience,
+                    audience=audience or issuer.audience,
                     issuer=issuer.issuer,
                     leeway=issuer.leeway_seconds,
                     options={"require": ["exp", "iss", "aud"]},

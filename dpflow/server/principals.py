@@ -25,7 +25,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import DpflowError
 from dpflow.server.openid import Issuers, KeysUnavailable, has_claim
 from dpflow.server.refusals import Refused, refuse_for_now
-from dpflow.server.service import Door, Principal, Service, load_service, token_digest
+from dpflow.server.service import Claim, Door, Principal, Service, load_service, token_digest
 
 log = logging.getLogger("dpflow")
 
@@ -111,7 +111,8 @@ class Principals:
         self._seen: tuple[int, ...] | None = ()
         self._problem = False
         self._lock = threading.Lock()
-        self._issuers = Issuers(opened.issuers)
+        #: Reads tokens of the file's OpenID issuers.
+        self.issuers = Issuers(opened.issuers)
         self._buckets = {
             name: _Bucket(
                 opened.requests_per_minute
@@ -127,41 +128,43 @@ class Principals:
 
         Raises `Refused` while the file or an issuer's keys cannot be read.
         """
+        if "." in token:
+            try:
+                read = self.issuers.read_claims(token)
+            except KeysUnavailable:
+                raise refuse_for_now(
+                    "the issuer's keys cannot be read now; repeat the request later"
+                ) from None
+            claim = None if read is None else self.match_claims(*read)
+            return None if claim is None else self.find_by_claim(claim)
+        digest, owner = token_digest(token), None
+        # No early return: the time must not tell whose token was close.
+        for name, principal in self._list_now().items():
+            for of_token in principal.digests:
+                if hmac.compare_digest(of_token, digest) and name in self._opened.principals:
+                    owner = name
+        return None if owner is None else Caller(owner, self._opened.principals[owner])
+
+    def match_claims(self, issuer: str, claims: Mapping[str, Any]) -> Claim | None:
+        """The one claim of a principal that is among an issuer's; of two nobody knows who pays. Raises `Refused`."""
+        claimed = [one.openid for one in self._list_now().values() if one.openid is not None]
+        found = [claim for claim in claimed if has_claim(claim, issuer, claims)]
+        return found[0] if len(found) == 1 else None
+
+    def find_by_claim(self, claim: Claim) -> Caller | None:
+        """The principal who has exactly this claim now. Raises `Refused`."""
+        owners = [name for name, one in self._list_now().items() if one.openid == claim]
+        known = [name for name in owners if name in self._opened.principals]
+        return Caller(known[0], self._opened.principals[known[0]]) if len(known) == 1 else None
+
+    def _list_now(self) -> Mapping[str, Principal]:
         with self._lock:
             self._read_changes()
             if self._problem:
                 raise refuse_for_now(
                     "the service's file cannot be read now, so nobody is let in; its owner must bring it back"
                 )
-            principals = self._now.principals
-        if "." in token:
-            return self._find_by_claims(token, principals)
-        digest, owner = token_digest(token), None
-        # No early return: the time must not tell whose token was close.
-        for name, principal in principals.items():
-            for of_token in principal.digests:
-                if hmac.compare_digest(of_token, digest) and name in self._opened.principals:
-                    owner = name
-        return None if owner is None else Caller(owner, self._opened.principals[owner])
-
-    def _find_by_claims(self, token: str, principals: Mapping[str, Principal]) -> Caller | None:
-        try:
-            read = self._issuers.read_claims(token)
-        except KeysUnavailable:
-            raise refuse_for_now(
-                "the issuer's keys cannot be read now; repeat the request later"
-            ) from None
-        if read is None:
-            return None
-        owners = [
-            name
-            for name, principal in principals.items()
-            if principal.openid is not None
-            and has_claim(principal.openid, *read)
-            and name in self._opened.principals
-        ]
-        # Of a token that is two principals' nobody knows who pays.
-        return Caller(owners[0], self._opened.principals[owners[0]]) if len(owners) == 1 else None
+            return self._now.principals
 
     def count_request(self, name: str) -> int:
         """0 if this principal may ask now, else in how many seconds."""
@@ -227,6 +230,11 @@ def admit(principals: Principals, authorization: str | None, *, basic: bool = Fa
             password = base64.b64decode(token, validate=True).decode().partition(":")[2]
             scheme, token = "bearer", password
     caller = principals.find_by_token(token) if scheme.lower() == "bearer" and token else None
+    return require_caller(principals, caller)
+
+
+def require_caller(principals: Principals, caller: Caller | None) -> Caller:
+    """Who asks, and not too often. Raises `Refused` for nobody, too."""
     if caller is None:
         raise Refused(
             401, "unauthorized", "give a valid bearer token", headers={"WWW-Authenticate": "Bearer"}

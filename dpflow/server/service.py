@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import itertools
 import secrets
+import urllib.parse
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -18,6 +19,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, ValidationError
 
 from dpflow.catalogue import TableName, resolve_ledger
+from dpflow.client.remote import is_loopback
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, UnknownName
@@ -49,6 +51,30 @@ class Claim(Strict):
     value: Annotated[str, Field(min_length=1, max_length=1000)]
 
 
+class IssuerLogin(Strict):
+    """How people log in to the budget page by an issuer's own page (authorization code flow with PKCE).
+
+    Attributes:
+        authorize, token: the issuer's two endpoints, as its ``/.well-known/openid-configuration`` has them.
+        callback: ``/budgets/callback`` of this service as browsers see it, which the issuer knows.
+        client_id: this page's name at the issuer: the audience (``aud``) of its ID tokens.
+        client_secret: a file that has it, for issuers that want one.
+        scopes: what claims are asked for.
+    """
+
+    example = (
+        "{authorize: 'https://login.example.org/authorize', token: 'https://login.example.org/token', "
+        "callback: 'https://dp.example.org/budgets/callback', client_id: dpflow-page}"
+    )
+
+    authorize: Annotated[str, Field(min_length=1, max_length=1000)]
+    token: Annotated[str, Field(min_length=1, max_length=1000)]
+    callback: Annotated[str, Field(max_length=1000, pattern=r"/budgets/callback$")]
+    client_id: Annotated[str, Field(min_length=1, max_length=1000)]
+    client_secret: Path | None = None
+    scopes: Annotated[str, Field(pattern=r"^openid( [!-~]+)*$")] = "openid email"
+
+
 class Issuer(Strict):
     """An OpenID issuer whose tokens (JWT) are taken.
 
@@ -59,6 +85,7 @@ class Issuer(Strict):
         refresh_seconds: how often keys are read from a URL; those of a file are read when it changes. A key that is
             taken out is trusted for so long.
         leeway_seconds: by which clocks may differ.
+        login: how people log in by its page.
     """
 
     example = "{issuer: 'https://login.example.org', audience: dpflow, keys: keys.json}"
@@ -68,6 +95,7 @@ class Issuer(Strict):
     keys: Annotated[str, Field(min_length=1, max_length=1000)]
     refresh_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300
     leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 10
+    login: IssuerLogin | None = None
 
 
 class Principal(Strict):
@@ -333,14 +361,29 @@ def load_service(path: Path) -> Service:
                 for name, terms in service.published.items()
             },
             "issuers": {
-                name: issuer
-                if "://" in issuer.keys
-                else issuer.model_copy(update={"keys": str(folder / issuer.keys)})
-                for name, issuer in service.issuers.items()
+                name: _resolve_issuer(issuer, folder) for name, issuer in service.issuers.items()
             },
             "predict": predict and predict.model_copy(update={"session": folder / predict.session}),
         }
     )
+
+
+def _resolve_issuer(issuer: Issuer, folder: Path) -> Issuer:
+    """An issuer with absolute paths. Raises `InvalidDeclaration` for an address of it that anybody on the way may change."""
+    login = issuer.login
+    addresses = [] if login is None else [login.authorize, login.token, login.callback]
+    for address in [*addresses, *([issuer.keys] if "://" in issuer.keys else [])]:
+        parts = urllib.parse.urlsplit(address)
+        if parts.scheme != "https" and not (
+            parts.scheme == "http" and is_loopback(parts.hostname or "")
+        ):
+            raise InvalidDeclaration(
+                f"{issuer.issuer} is asked at {address}, where anybody on the way may change the answer; write https://"
+            )
+    if login is not None and login.client_secret is not None:
+        login = login.model_copy(update={"client_secret": folder / login.client_secret})
+    keys = issuer.keys if "://" in issuer.keys else str(folder / issuer.keys)
+    return issuer.model_copy(update={"keys": keys, "login": login})
 
 
 def _find_problem(service: Service, principal: Principal) -> str:

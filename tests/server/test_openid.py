@@ -262,8 +262,6 @@ def test_keys_of_a_url(monkeypatch: pytest.MonkeyPatch) -> None:
     issuers._keys["corp"]._read_at -= 300 * 12 + 1
     with pytest.raises(KeysUnavailable):
         issuers.read_claims(new)
-    with pytest.raises(InvalidDeclaration, match="https"):
-        Issuers({"corp": make(keys="http://login.example.org/keys")})
 
 
 def test_only_public_keys_that_sign_are_keys() -> None:
