@@ -7,7 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-from dpflow.airflow.service_task import ServiceTask, open_service
+from dpflow.airflow.open_service import open_service
 from dpflow.airflow.task_context import AirflowException
 from dpflow.catalogue import is_table_name
 from dpflow.errors import AccessRefused, DpflowError, InvalidInput, ServiceUnavailable
@@ -35,7 +35,8 @@ def describe_service_cost(
     from dpflow.airflow.run_values import UnknownValue
 
     kind = getattr(operator, "operator_class", type(operator))
-    if not issubclass(kind, ServiceTask):
+    # Only a `ServiceTask` has it.
+    if not hasattr(kind, "costless_fields"):
         return ""
     fields: Mapping[str, Any] = getattr(operator, "partial_kwargs", None) or vars(operator)
     try:
