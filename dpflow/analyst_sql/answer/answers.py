@@ -18,7 +18,7 @@ from dpflow.analyst_sql.answer.sql_answer import (
     number_name,
     write_text,
 )
-from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals, find_ranges
+from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_noise
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
@@ -63,7 +63,7 @@ def compute_answer(
     tables, ran, result = run_query(tables, query)
     if ran is not query:
         query, notes = ran, [*notes, GUARDED]
-    intervals = find_intervals(query, tables, result.rows)
+    intervals, ranges = find_noise(query, tables, result.rows)
     if intervals is None:
         everything = frozenset(
             (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
@@ -71,7 +71,6 @@ def compute_answer(
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
-    ranges = find_ranges(query, tables, result.rows)
     for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
         drawn = [row[position] for row in result.rows]
         is_exact = kind.startswith("DECIMAL") and _has_digits(query, one)

@@ -222,6 +222,10 @@ class _LookUp:
         settings = self._settings
         return self._open(part.part).find(part, settings.target, any_error=settings.is_free)
 
+    def has_any(self, part: QueryPart) -> bool:
+        """Whether something answers a part, at whatever price."""
+        return self._open(part).has_any(part)
+
     def explain(self, part: PartPlan) -> str | None:
         """Why nothing does, where something finer is stored."""
         return self._open(part.part).explain_payment(part.part)
@@ -372,6 +376,8 @@ def _find_all(
 ) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
     """A query with its plans, if stored releases answer all of it."""
     try:
+        if not all(map(releases.has_any, list_parts(query.list_releases()))):
+            return None
         planned = plan_parts(query, settings, registry, chooser)
     except Refusal:
         return None

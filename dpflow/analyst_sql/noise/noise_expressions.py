@@ -1,4 +1,5 @@
-"""Interval arithmetic as SQL: from the bounds of an expression's operands to its own.
+"""Interval arithmetic as SQL: from the bounds of an expression's operands to its own. Parts of bounds stand in several
+bounds; whoever puts one into a query copies it.
 
 The lower and the upper bound are NULL together where there is no interval: so it is for a quotient whose divisor may
 be 0, or the logarithm of what may be negative. What has no rule here has no bounds.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from typing import Any
 
 from sqlglot import exp
@@ -65,7 +65,7 @@ def number(value: int) -> Any:
 
 
 def brackets(expression: Any) -> Any:
-    """An expression in brackets, not copied: one of a tree is copied before."""
+    """An expression in brackets; one of a query is copied before."""
     return exp.Paren(this=expression)
 
 
@@ -75,30 +75,29 @@ def add_counts(parts: Iterable[Known]) -> Any:
     for part in parts:
         if part.noisy:
             assert part.count is not None
-            count = part.count.copy()
-            total = count if total is None else exp.Add(this=total, expression=count)
+            total = part.count if total is None else exp.Add(this=total, expression=part.count)
     return number(0) if total is None else total
 
 
 def choose(test: Any, value: Any, otherwise: Any = None) -> Any:
     """``CASE WHEN test THEN value ELSE otherwise END``."""
-    return brackets(exp.Case(ifs=[exp.If(this=test.copy(), true=value)], default=otherwise))
+    return brackets(exp.Case(ifs=[exp.If(this=test, true=value)], default=otherwise))
 
 
 def call(kind: type, parts: Sequence[Any]) -> Any:
     """LEAST or GREATEST of expressions."""
-    first, *others = [part.copy() for part in parts]
+    first, *others = parts
     return kind(this=first, expressions=others)
 
 
 def call_macro(name: str, parts: Sequence[Any]) -> Any:
     """One of `dpflow.tables.public.query_worker.INTERVAL_MACROS`."""
-    return exp.Anonymous(this=name, expressions=[part.copy() for part in parts])
+    return exp.Anonymous(this=name, expressions=list(parts))
 
 
 def is_bounded(part: Known) -> Any:
     """Whether a value has an interval."""
-    return exp.Not(this=exp.Is(this=brackets(part.low.copy()), expression=exp.Null()))
+    return exp.Not(this=exp.Is(this=brackets(part.low), expression=exp.Null()))
 
 
 def all_bounded(parts: Sequence[Known]) -> Any:
@@ -130,8 +129,9 @@ def rule_of(expression: Any, find: Find) -> Known | None:
 def _bounds(operand: Operand) -> tuple[Any, Any]:
     expression, noise = operand
     if not noise.noisy:
-        return brackets(expression.copy()), brackets(expression.copy())
-    return brackets(noise.low.copy()), brackets(noise.high.copy())
+        exact = brackets(expression.copy())
+        return exact, exact
+    return brackets(noise.low), brackets(noise.high)
 
 
 def _read_operands(parts: Sequence[Any], find: Find) -> list[Operand] | None:
@@ -155,8 +155,7 @@ def _make(
     never_null: bool = False,
 ) -> Known:
     parts = [noise for _, noise in operands]
-    sizes = (sum(1 for _ in islice(end.walk(), _MAX_NODES + 1)) for end in (low, high))
-    if any(size > _MAX_NODES for size in sizes):
+    if any(map(_is_large, (low, high))):
         return combine(parts)
     return Known(
         True,
@@ -167,6 +166,19 @@ def _make(
         maybe_null or any(noise.maybe_null for noise in parts),
         never_null,
     )
+
+
+def _is_large(expression: Any) -> bool:
+    """Whether it has more than `_MAX_NODES` parts."""
+    waiting, count = [expression], 0
+    while waiting and count <= _MAX_NODES:
+        count += 1
+        for part in waiting.pop().args.values():
+            if isinstance(part, exp.Expression):
+                waiting.append(part)
+            elif isinstance(part, list):
+                waiting += [one for one in part if isinstance(one, exp.Expression)]
+    return count > _MAX_NODES
 
 
 def _read_brackets(expression: Any, find: Find) -> Known | None:
@@ -206,7 +218,7 @@ def _read_abs(expression: Any, find: Find) -> Known | None:
     if operands is None:
         return None
     low, high = _bounds(operands[0])
-    ends = [exp.Abs(this=low.copy()), exp.Abs(this=high.copy())]
+    ends = [exp.Abs(this=low), exp.Abs(this=high)]
     holds_zero = exp.paren(
         exp.And(
             this=exp.LTE(this=low, expression=number(0)),
@@ -244,9 +256,9 @@ def _read_root(expression: Any, find: Find) -> Known | None:
 
     def take_root(end: Any) -> Any:
         positive = exp.If(
-            this=exp.GTE(this=end.copy(), expression=number(0)), true=exp.Sqrt(this=end.copy())
+            this=exp.GTE(this=end, expression=number(0)), true=exp.Sqrt(this=end)
         )
-        negative = exp.If(this=exp.LT(this=end.copy(), expression=number(0)), true=number(0))
+        negative = exp.If(this=exp.LT(this=end, expression=number(0)), true=number(0))
         return brackets(exp.Case(ifs=[positive, negative]))
 
     low, high = map(take_root, _bounds(operands[0]))
@@ -259,7 +271,7 @@ def _read_logarithm(expression: Any, find: Find) -> Known | None:
         return None
     low, high = _bounds(operands[0])
     positive = exp.GT(this=low, expression=number(0))
-    ends = [choose(positive, _with_first(expression, end.copy())) for end in (low, high)]
+    ends = [choose(positive, _with_first(expression, end)) for end in (low, high)]
     return _make(operands, ends[0], ends[1])
 
 
@@ -271,7 +283,7 @@ def _read_cast(expression: Any, find: Find) -> Known | None:
     casts = [exp.TryCast(this=end, to=kind.copy()) for end in _bounds(operands[0])]
     fits: Any = exp.true()
     for one in casts:
-        there = exp.Not(this=exp.Is(this=one.copy(), expression=exp.Null()))
+        there = exp.Not(this=exp.Is(this=one, expression=exp.Null()))
         fits = exp.And(this=fits, expression=there)
     low, high = (choose(exp.paren(fits), one) for one in casts)
     is_tried = isinstance(expression, exp.TryCast)
@@ -339,9 +351,9 @@ def _read_case(expression: Any, find: Find) -> Known | None:
             new = expression.copy()
             copies = [new] if isinstance(new, exp.If) else new.args["ifs"]
             for branch, end in zip(copies, ends):
-                branch.set("true", end[side].copy())
+                branch.set("true", end[side])
             if default is not None:
-                new.set("false" if isinstance(new, exp.If) else "default", ends[-1][side].copy())
+                new.set("false" if isinstance(new, exp.If) else "default", ends[-1][side])
             pair.append(brackets(new))
         return _make(operands, pair[0], pair[1], never_null=never_null)
     there = all_bounded([noise for _, noise in operands])

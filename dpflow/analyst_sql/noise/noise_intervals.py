@@ -5,10 +5,12 @@ released numbers are those that hold for as many together as a value needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
+
+from sqlglot import exp
 
 from dpflow.analyst_sql.noise.noise_expressions import Source
 from dpflow.analyst_sql.noise.noise_relations import (
@@ -21,6 +23,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
 )
 from dpflow.analyst_sql.noise.noise_rules import NoiseRules
 from dpflow.analyst_sql.noise.released_tables import (
+    FindEnds,
     ReleasedTable,
     find_limits,
     find_span,
@@ -32,9 +35,12 @@ from dpflow.core.contract.results import UNLIMITED, ValueRange
 from dpflow.errors import QueryStopped
 from dpflow.tables.public.published_rows import PublishedRows
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
+from dpflow.tables.public.query_worker import SCHEMA
 
 #: Columns of one value beside which it has an interval: low, high, count.
 _BESIDE = 3
+#: Stands at the end of names of columns with public ranges, where those with intervals have their level.
+_RANGES = "r"
 
 
 @dataclass(frozen=True)
@@ -61,6 +67,23 @@ class ColumnIntervals:
     chosen: bool = True
 
 
+def find_noise(
+    query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
+) -> tuple[list[ColumnIntervals] | None, list[list[ValueRange]]]:
+    """The intervals of each column, None where no rule covers the query; and the public range of each value.
+
+    Args:
+        rows: the answer's rows, which those with columns for intervals must repeat.
+    """
+    runs = _Runs(query, tables, rows)
+    try:
+        if (found := runs.read_at_once(with_ranges=True)) is not None:
+            return found
+    except (RuleMissing, QueryRejected, QueryStopped):
+        pass
+    return find_intervals(query, tables, rows), find_ranges(query, tables, rows)
+
+
 def find_intervals(
     query: SplitQuery,
     tables: Sequence[ReleasedTable],
@@ -77,14 +100,8 @@ def find_intervals(
     """
     runs = _Runs(query, tables, rows, keep_noisy, seconds)
     try:
-        shape = runs.start()
-        if shape is None:
-            return None
-        chosen = shape.selected or bool(shape.chosen)
-        return [
-            replace(runs.find_column(position), chosen=chosen)
-            for position in range(len(shape.columns))
-        ]
+        found = runs.read_at_once(with_ranges=False)
+        return runs.read_levels() if found is None else found[0]
     except (RuleMissing, QueryRejected, QueryStopped):
         return None
 
@@ -96,6 +113,22 @@ def find_ranges(
     are, by the same rules as the intervals, from the public ranges of the released numbers.
     """
     unlimited = [[UNLIMITED] * len(rows) for _ in (rows[0] if rows else ())]
+    try:
+        tree, shape = _write_ranges(query, tables)
+        if not any(shape.list_ruled()):
+            return unlimited
+        ends = [*query.public, *(table.write_rows({"": find_limits}) for table in tables)]
+        found = PROCESS.run(ends, write_sql(tree, copy=False)).rows
+    except (RuleMissing, QueryRejected, QueryStopped):
+        return unlimited
+    width = len(shape.columns)
+    if [row[:width] for row in found] != [list(row) for row in rows]:
+        return unlimited
+    return _read_ranges(found, _list_starts(shape))
+
+
+def _write_ranges(query: SplitQuery, tables: Sequence[ReleasedTable]) -> tuple[Any, Shape]:
+    """The query with the ends of public ranges beside its columns. Raises `RuleMissing`."""
     means = {
         (n, j): limits
         for n, table in enumerate(tables)
@@ -104,22 +137,22 @@ def find_ranges(
     # A sum of cells is between the sums of their ends, however many there are.
     described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
     released = ReleasedNoise(described, PROCESS.list_aggregates(), query.public, mean_limits=means)
-    try:
-        tree, shape = NoiseRules(released).apply(query.tree)
-        ruled = shape.list_ruled()
-        if not any(ruled):
-            return unlimited
-        ends = [*query.public, *(table.write_rows(find_limits) for table in tables)]
-        found = PROCESS.run(ends, write_sql(tree)).rows
-    except (RuleMissing, QueryRejected, QueryStopped):
-        return unlimited
-    width = len(ruled)
-    if [row[:width] for row in found] != [list(row) for row in rows]:
-        return unlimited
-    starts = [width + _BESIDE * sum(ruled[:position]) for position in range(width)]
+    return NoiseRules(released).apply(query.tree)
+
+
+def _list_starts(shape: Shape) -> list[int]:
+    """For each column where what stands beside it begins in a row; 0 where nothing does."""
+    ruled = shape.list_ruled()
     return [
-        [_read_range(row, position, start) if is_ruled else UNLIMITED for row in found]
-        for position, (is_ruled, start) in enumerate(zip(ruled, starts))
+        len(ruled) + _BESIDE * sum(ruled[:position]) if is_ruled else 0
+        for position, is_ruled in enumerate(ruled)
+    ]
+
+
+def _read_ranges(rows: Sequence[Sequence[Any]], starts: Sequence[int]) -> list[list[ValueRange]]:
+    return [
+        [_read_range(row, position, start) if start else UNLIMITED for row in rows]
+        for position, start in enumerate(starts)
     ]
 
 
@@ -139,25 +172,15 @@ class _Runs:
         query: SplitQuery,
         tables: Sequence[ReleasedTable],
         rows: Sequence[Sequence[Any]] | None,
-        keep_noisy: bool,
-        seconds: float | None,
+        keep_noisy: bool = False,
+        seconds: float | None = None,
     ) -> None:
         self._query, self._tables, self._rows = query, tables, rows
         self._keep_noisy, self._seconds = keep_noisy, seconds
-        self._known: dict[int, list[list[Any]]] = {}
-        # Its text is one for all of them unless it has widths of sums.
-        self._text, self._has_sums = "", False
-        self._shape: Shape | None = None
-        self._released: ReleasedNoise | None = None
-
-    def start(self) -> Shape | None:
-        """The columns of the query; None where no rule covers it."""
+        self._has_sums = False
         self._released = self._make_released(1)
-        tree, self._shape = NoiseRules(self._released).apply(self._query.tree)
-        if any(self._shape.list_ruled()):
-            self._text = write_sql(tree)
-            self._known[1] = self._run(self._text, 1)
-        return self._shape
+        self._tree: Any = None
+        self._shape = Shape([])
 
     def _make_released(self, together: int) -> ReleasedNoise:
         tables = self._tables
@@ -175,12 +198,87 @@ class _Runs:
             self._keep_noisy,
         )
 
-    def _run(self, text: str, together: int) -> list[list[Any]]:
-        find_ends = partial(find_span, together=together)
+    def _apply_rules(self) -> None:
+        if self._tree is None:
+            self._tree, self._shape = NoiseRules(self._released).apply(self._query.tree)
+
+    def read_at_once(
+        self, with_ranges: bool
+    ) -> tuple[list[ColumnIntervals], list[list[ValueRange]]] | None:
+        """Intervals and public ranges by one run, each column at its own level: of a SELECT of one release's rows as
+        they are, where the query says how many numbers a value needs. None of any other.
+        """
+        if not _reads_one_table(self._query.tree):
+            return None
+        self._apply_rules()
+        starts, items = _list_starts(self._shape), self._tree.expressions
+        counts = [_count_static(items[start + 2]) if start else 0 for start in starts]
+        if self._has_sums or None in counts:
+            return None
+        is_empty = self._rows is not None and not self._rows
+        planned = [
+            self._plan_column(position, 0 if is_empty else count or 0)
+            for position, count in enumerate(counts)
+        ]
+        width = len(planned)
+        kept, wanted = items[:width], set[str]()
+        levels: dict[str, FindEnds] = {}
+        places, range_places = [0] * width, [0] * width
+        for position, column in enumerate(planned):
+            if column.confidence is not None:
+                places[position] = len(kept)
+                kept += _take_ends(items, starts[position], str(column.taken), wanted)
+                levels[str(column.taken)] = partial(find_span, together=column.taken)
+        if with_ranges:
+            range_tree, range_shape = _write_ranges(self._query, self._tables)
+            for position, start in enumerate(_list_starts(range_shape)):
+                if start:
+                    range_places[position] = len(kept)
+                    kept += _take_ends(range_tree.expressions, start, _RANGES, wanted)
+                    levels[_RANGES] = find_limits
+        if len(kept) > width or self._rows is None:
+            self._tree.set("expressions", kept)
+            rows = self._run(write_sql(self._tree, copy=False), levels, wanted)
+        else:
+            rows = [list(row) for row in self._rows]
+        columns = [
+            self._fill_column(column, rows, position, places[position])
+            for position, column in enumerate(planned)
+        ]
+        return columns, _read_ranges(rows, range_places)
+
+    def read_levels(self) -> list[ColumnIntervals]:
+        """The intervals of each column, by a run for each level."""
+        self._apply_rules()
+        starts = _list_starts(self._shape)
+        known: dict[int, list[list[Any]]] = {}
+        first = write_sql(self._tree)
+
+        def rows_at(together: int) -> list[list[Any]]:
+            if together not in known:
+                text = first
+                # Its text is one for all of them unless it has widths of sums.
+                if self._has_sums and together > 1:
+                    released = self._make_released(together)
+                    text = write_sql(NoiseRules(released).apply(self._query.tree)[0])
+                known[together] = self._run(text, {"": partial(find_span, together=together)})
+            return known[together]
+
+        columns = []
+        for position, start in enumerate(starts):
+            counts = [int(row[start + 2] or 0) for row in (rows_at(1) if start else ())]
+            column = self._plan_column(position, max(counts, default=0))
+            if column.confidence is not None:
+                column = self._fill_column(column, rows_at(column.taken), position, start)
+            columns.append(column)
+        return columns
+
+    def _run(
+        self, text: str, levels: Mapping[str, FindEnds], wanted: Collection[str] | None = None
+    ) -> list[list[Any]]:
         tables = list_public(self._query.public)
-        tables += [table.write_rows(find_ends) for table in self._tables]
+        tables += [table.write_rows(levels, wanted) for table in self._tables]
         rows = PROCESS.run(tables, text, self._seconds).rows
-        assert self._shape is not None
         width = len(self._shape.columns)
         # The columns beside values must change none of them, and no row's place.
         if self._rows is not None and [row[:width] for row in rows] != [
@@ -189,35 +287,26 @@ class _Runs:
             raise RuleMissing
         return rows
 
-    def _rows_at(self, together: int) -> list[list[Any]]:
-        if together not in self._known:
-            text = self._text
-            if self._has_sums:
-                tree, _ = NoiseRules(self._make_released(together)).apply(self._query.tree)
-                text = write_sql(tree)
-            self._known[together] = self._run(text, together)
-        return self._known[together]
+    def _plan_column(self, position: int, count: int) -> ColumnIntervals:
+        """How many numbers a column's intervals need together, without its values.
 
-    def find_column(self, position: int) -> ColumnIntervals:
-        """The intervals of a column."""
-        assert self._shape is not None and self._released is not None
-        noise = self._shape.columns[position].noise
-        choosers = self._shape.chosen
+        Args:
+            count: the most that one value of it needs.
+        """
+        noise, choosers = self._shape.columns[position].noise, self._shape.chosen
+        chosen = self._shape.selected or bool(choosers)
         if not noise.noisy:
-            return ColumnIntervals(False)
+            return ColumnIntervals(False, chosen=chosen)
         if not noise.ruled:
-            return ColumnIntervals(True, noise.sources)
+            return ColumnIntervals(True, noise.sources, chosen=chosen)
         if choosers and self._released.reads_published(noise.sources | choosers):
             # A published number may be a released one: what its noise chose may be any row.
             choosers = self._released.everything
-        width = len(self._shape.columns)
-        start = width + _BESIDE * sum(self._shape.list_ruled()[:position])
-        counts = [int(row[start + 2] or 0) for row in self._known[1]]
         together = min(
-            max(counts, default=0) + self._released.count_numbers(choosers),
+            count + self._released.count_numbers(choosers),
             self._released.count_numbers(noise.sources | choosers),
         )
-        numbers = self.list_numbers(noise.sources)
+        numbers = self._list_numbers(noise.sources)
         # An answer without rows needs none; and published intervals are those of one number.
         is_single = not together or self._released.reads_published(noise.sources)
         widened = not is_single and all(
@@ -225,20 +314,60 @@ class _Runs:
         )
         held = 95 if widened else 100 - 5 * together
         taken = together if widened and together else 1
-        if not together or held < 50:
-            return ColumnIntervals(True, noise.sources, together, taken)
-        rows = self._rows_at(taken)
+        confidence = held if together and held >= 50 else None
+        return ColumnIntervals(True, noise.sources, together, taken, confidence, chosen=chosen)
+
+    def _fill_column(
+        self, column: ColumnIntervals, rows: Sequence[Sequence[Any]], position: int, start: int
+    ) -> ColumnIntervals:
+        """The column with values and intervals of rows in which its ends stand from a place on."""
+        if column.confidence is None:
+            return column
         values = [row[position] for row in rows]
         spans = [_read_span(row, position, start) for row in rows]
-        confidence = held if any(span is not None for span in spans) else None
-        return ColumnIntervals(True, noise.sources, together, taken, confidence, values, spans)
+        is_known = any(span is not None for span in spans)
+        confidence = column.confidence if is_known else None
+        return replace(column, confidence=confidence, values=values, spans=spans)
 
-    def list_numbers(self, sources: frozenset[Source]) -> list[Number]:
+    def _list_numbers(self, sources: frozenset[Source]) -> list[Number]:
         """All released numbers of columns."""
         tables = self._tables
         return [
             number for i, n in sorted(sources) if i < len(tables) for number in tables[i].numbers[n]
         ]
+
+
+def _reads_one_table(tree: Any) -> bool:
+    """Whether a query is a SELECT that reads a release's table and nothing else."""
+    source = tree.args.get("from_")
+    if source is None or tree.args.get("joins") or tree.args.get("with_"):
+        return False
+    is_released = isinstance(source.this, exp.Table) and source.this.db == SCHEMA
+    return is_released and len(list(tree.find_all(exp.Query))) == 1
+
+
+def _count_static(item: Any) -> int | None:
+    """How many numbers a value needs in each row, where that is in no row of a table; None where it is."""
+    part = item.unalias()
+    if isinstance(part, exp.Literal):
+        return int(part.this)
+    if isinstance(part, exp.Add):
+        sides = [_count_static(part.this), _count_static(part.expression)]
+        return None if None in sides else sum(side or 0 for side in sides)
+    # Of a released number it is 1.
+    is_number = isinstance(part, exp.Coalesce) and isinstance(part.this, exp.Column)
+    return 1 if is_number and part.this.name.endswith(COUNT) else None
+
+
+def _take_ends(items: Sequence[Any], start: int, level: str, wanted: set[str]) -> list[Any]:
+    """Lower and upper ends of a column, computed of those of a level, whose columns are noted."""
+    ends = items[start : start + 2]
+    for end in ends:
+        for column in end.find_all(exp.Column):
+            if column.name.endswith((LOW, HIGH)):
+                column.this.set("this", column.name + level)
+                wanted.add(column.name)
+    return list(ends)
 
 
 def list_public(tables: Sequence[RowTable]) -> list[RowTable]:

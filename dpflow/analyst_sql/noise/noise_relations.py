@@ -453,10 +453,7 @@ def beside(
 ) -> Known:
     """A column of FROM beside which its bounds stand."""
     parts = [
-        exp.column(
-            exp.to_identifier(name + end, quoted=True),
-            table=None if table is None else table.copy(),
-        )
+        exp.Column(this=exp.Identifier(this=name + end, quoted=True), table=table and table.copy())
         for end in (LOW, HIGH, COUNT)
     ]
     # A row that an outer join lacks has no number.

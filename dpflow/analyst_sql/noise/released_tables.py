@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -72,33 +72,41 @@ class ReleasedTable:
         ]
         return replace(self, kinds=kinds)
 
-    def write_rows(self, find_ends: FindEnds | None = None) -> RowTable:
-        """Keys and numbers; with the two ends that ``find_ends`` gives each number beside it."""
-        columns = [(name, kind) for name, kind, _ in self.keys]
-        values = [list(map(_write_value, texts)) for _, _, texts in self.keys]
+    def write_rows(
+        self, levels: Mapping[str, FindEnds] | None = None, wanted: Collection[str] | None = None
+    ) -> RowTable:
+        """Keys and numbers, and beside each number its two ends.
+
+        Args:
+            levels: what finds ends, by what their columns' names end in.
+            wanted: which columns of ends are written; all if left out.
+        """
+        written = [
+            (name, kind, list(map(_write_value, texts))) for name, kind, texts in self.keys
+        ]
         for position, (kind, numbers) in enumerate(zip(self.kinds, self.numbers)):
             name = number_column(position)
-            columns.append((name, kind))
-            values.append([_write_number(number.value, kind) for number in numbers])
+            written.append((name, kind, [_write_number(number.value, kind) for number in numbers]))
             is_counted = position in self.present
             if is_counted:
-                columns.append((present_column(position), "BIGINT"))
-                values.append([_mark_present(find_span(number, 1))[0] for number in numbers])
-            if find_ends is None or not _is_numeric(kind):
-                continue
-            spans = list(map(find_ends, numbers))
-            beside = [(name, spans)]
-            if is_counted:
-                beside.append((present_column(position), list(map(_mark_present, spans))))
-            for name, ends in beside:
-                columns += [(name + end, "DOUBLE") for end in (LOW, HIGH)]
-                columns.append((name + COUNT, "BIGINT"))
-                values += [[low for low, _ in ends], [high for _, high in ends], [1] * len(ends)]
-        columns += [(filled_column(position), "BOOLEAN") for position in self.filled]
-        values += self.filled.values()
-        if not columns:
-            raise AssertionError("a release has a number")
-        return RowTable(self.name, columns, values)
+                marks = [_mark_present(find_span(number, 1))[0] for number in numbers]
+                written.append((present_column(position), "BIGINT", marks))
+            for level, find_ends in (levels or {}).items() if _is_numeric(kind) else ():
+                spans = list(map(find_ends, numbers))
+                beside = [(name, spans)]
+                if is_counted:
+                    beside.append((present_column(position), list(map(_mark_present, spans))))
+                for of, ends in beside:
+                    columns = [
+                        (of + LOW + level, "DOUBLE", [low for low, _ in ends]),
+                        (of + HIGH + level, "DOUBLE", [high for _, high in ends]),
+                        (of + COUNT + level, "BIGINT", [1] * len(ends)),
+                    ]
+                    written += [one for one in columns if wanted is None or one[0] in wanted]
+        for position, filled in self.filled.items():
+            written.append((filled_column(position), "BOOLEAN", filled))
+        names = [(name, kind) for name, kind, _ in written]
+        return RowTable(self.name, names, [values for _, _, values in written])
 
     def find_mean_limits(self) -> dict[int, ValueRange]:
         """Public ranges of the means of what is summed up, by the position of the sum."""

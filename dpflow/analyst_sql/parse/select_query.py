@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
 from sqlglot import ErrorLevel, exp
@@ -109,7 +110,7 @@ class SplitQuery:
     public: tuple[RowTable, ...] = ()
     divisors: frozenset[tuple[int, int]] = frozenset()
 
-    @property
+    @cached_property
     def sql(self) -> str:
         """The text that DuckDB runs over released rows."""
         return write_sql(self.tree)
@@ -195,9 +196,13 @@ def find_sources(tree: Any) -> Iterator[tuple[Any, int]]:
             yield table, int(table.name[1:])
 
 
-def write_sql(tree: Any) -> str:
-    """A parsed query as DuckDB's SQL, without comments."""
-    return str(tree.sql("duckdb", comments=False, unsupported_level=ErrorLevel.IGNORE))
+def write_sql(tree: Any, copy: bool = True) -> str:
+    """A parsed query as DuckDB's SQL, without comments.
+
+    Args:
+        copy: the tree is used again.
+    """
+    return str(tree.sql("duckdb", copy=copy, comments=False, unsupported_level=ErrorLevel.IGNORE))
 
 
 def join_conditions(conditions: tuple[Node, ...]) -> str | None:

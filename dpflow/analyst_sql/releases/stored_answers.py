@@ -144,6 +144,10 @@ class StoredReleases:
                 return stored
         return best
 
+    def has_any(self, part: QueryPart) -> bool:
+        """Whether some release answers a part, at whatever price."""
+        return any(self._read(settled, part) is not None for settled in self._settled)
+
     def explain_payment(self, part: QueryPart) -> str | None:
         """Why a part is paid although a finer release of the same rows is there; None without one."""
         asked = set(list_conditions(part, self._query.table))

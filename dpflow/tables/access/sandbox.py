@@ -166,6 +166,8 @@ class Connection:
     ) -> None:
         self._raw, self._what, self._queries, self._file = raw, what, queries, file
         self._found: dict[tuple[str, bool], Relation] = {}
+        #: What was checked against the catalogue of this file as it is open.
+        self.checked: list[Any] = []
 
     @cached_property
     def _rewriter(self) -> row_wise_views.ViewRewriter:
@@ -175,7 +177,7 @@ class Connection:
         """Another session of the open file, with temporary tables of its own."""
         session = Connection(self._raw.cursor(), what, self._queries, self._file)
         # What the catalogue says is the same in both.
-        session._found = self._found
+        session._found, session.checked = self._found, self.checked
         return session
 
     def close(self) -> None:

@@ -8,6 +8,7 @@ can exhaust the stack, and nothing that was written is read again.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from dpflow.tables.access.arithmetic import DUCKDB
@@ -26,6 +27,14 @@ _OPERATORS = {
     "LIKE": "Like",
     "||": "DPipe",
 }
+
+
+@lru_cache(maxsize=256)
+def _build_type(kind: str) -> Any:
+    """A type of DuckDB's as sqlglot has it; to parse its name takes longer than all else of a cast."""
+    from sqlglot import exp
+
+    return exp.DataType.build(kind, dialect="duckdb")
 
 
 class SqlWriter:
@@ -105,7 +114,7 @@ class SqlWriter:
         return self._write(self._exp.TryCast(this=self._operand(value), to=self._type(kind)))
 
     def _type(self, kind: str) -> Any:
-        return self._exp.DataType.build(kind, dialect="duckdb")
+        return _build_type(kind).copy()
 
     def text(self, value: str) -> str:
         """A text literal."""

@@ -119,8 +119,12 @@ class DuckDBBackend(QueryBackend):
         """
         if self._partials and self._partials.sealed:
             self._partials.prepare_folder()
+        question = (self.table, self.where, request, blocks)
+        if self._held is not None and question in self._held.checked:
+            return
         with self._open_query(blocks) as reading:
             HANDLERS[type(request)].check(reading, request)
+            reading.connection.checked.append(question)
 
     def answer(
         self, request: DataRequest, blocks: Sequence[str], nonce: int | None = None
