@@ -12,6 +12,7 @@ import pytest
 from sql_world import EXACT, close
 
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.core.contract.question_text import MAX_QUESTION, describe_question
 from dpflow.core.contract.results import NO_INFORMATION, NO_RANK
 from dpflow.errors import DpflowError, SqlRefused
 
@@ -332,3 +333,21 @@ def test_a_column_without_a_value_is_printed(world: World) -> None:
     )
     heads, ((_, *rest),) = world.ask(text, epsilon=EXACT).list_printed(intervals=False)
     assert heads == ["n", "word"] and rest == ["NULL"]
+
+
+def test_lists_of_releases_show_the_query(fresh: World) -> None:
+    """In its own dialect, without its options, in one line; the receipt of each release has it, too."""
+    fresh.ask(
+        "-- dp: epsilon=1\nSELECT city,\n  COUNT(*) AS n, MEDIAN(age) FROM visits GROUP BY city"
+    )
+    fresh.ask("SELECT COUNTIF(age > 30) AS n FROM visits", epsilon=1, dialect="bigquery")
+    asked = [describe_question(one.request) for one in fresh.ledger.releases("visits")]
+    first = "SELECT city, COUNT(*) AS n, MEDIAN(age) FROM visits GROUP BY city"
+    assert sorted(asked) == sorted([first, first, "SELECT COUNTIF(age > 30) AS n FROM visits"])
+
+
+def test_a_long_query_is_shortened_in_lists(fresh: World) -> None:
+    keys = ", ".join(f"'{n:08}'" for n in range(300))
+    fresh.ask(f"SELECT COUNT(*) FROM visits WHERE city IN ({keys})", epsilon=1)
+    (record,) = fresh.ledger.releases("visits")
+    assert len(describe_question(record.request)) == MAX_QUESTION

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -9,7 +10,10 @@ import pytest
 from smallworld import forbid_reads
 
 from dpflow.analyst_sql.parse.source_text import MOST_TEXT
-from dpflow.errors import DpflowError, InvalidInput, SqlRefused
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.errors import DpflowError, InvalidInput, PlanRefused, SqlRefused
+from dpflow.registry import Registry
 
 if TYPE_CHECKING:
     from sql_world import World
@@ -292,3 +296,24 @@ def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
     with pytest.raises(SqlRefused, match="ambiguous-columns") as refused:
         fresh.ask("SELECT COUNT(*) FROM visits WHERE zone = 'a' AND port = 'b'", epsilon=1)
     assert "one.zone or two.zone" in str(refused.value)
+
+
+def test_a_difference_of_days_without_bounds_is_answered_as_the_refusal_says(fresh: World) -> None:
+    """Nothing is charged before; the clamp that the message writes needs no declared dates."""
+    with pytest.raises(SqlRefused, match="declare lower and upper of day") as refused:
+        fresh.ask("SELECT AVG(date_diff('day', DATE '2020-01-01', day)) AS d FROM visits", epsilon=1)
+    clamped = re.search(r"such as (least\(.*\))\n", str(refused.value))
+    assert clamped is not None and fresh.spent() == "0"
+    assert fresh.ask(f"SELECT AVG({clamped[1]}) AS d FROM visits", epsilon=1).columns[0].confidence
+
+
+def test_a_release_of_a_computed_value_is_refused_with_the_way_around(fresh: World) -> None:
+    """The request of a SQL release, as `dpflow release --show` prints it, names no declared column."""
+    fresh.ask("SELECT SUM(age * 2) AS s FROM visits", epsilon=1)
+    (record,) = fresh.ledger.releases("visits")
+    params = {name: value for name, value in record.request["params"].items() if value is not None}
+    request = ReleaseRequest(
+        name="again", mechanism="aggregates", table=fresh.table, scope="visits", params=params
+    )
+    with pytest.raises(PlanRefused, match="is an expression.* declare it, such as columns"):
+        make_plan(request, Registry.load())

@@ -52,6 +52,7 @@ from dpflow.analyst_sql.releases.target_errors import find_epsilon, require_targ
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.question_text import shorten_question
 from dpflow.core.contract.results import NONE, Result
 from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.engine.planning.precheck import find_source_fault
@@ -410,7 +411,8 @@ def answer_sql(
     if plan.settings.target is not None:
         require_target(plan.settings.target, planned, ledger)
     with keep_sources_open():
-        runs = [(part.plan, run) for part, run in planned]
+        question = shorten_question(plan.source.asked)
+        runs = [(part.plan, replace(run, question=question)) for part, run in planned]
         receipts = iter([*release_all(runs, ledger, registry, spend_again=spend_again)])
     close_sources()
     answered: list[tuple[QueryPart, Cells]] = []

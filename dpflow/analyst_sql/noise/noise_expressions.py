@@ -255,9 +255,7 @@ def _read_root(expression: Any, find: Find) -> Known | None:
         return None
 
     def take_root(end: Any) -> Any:
-        positive = exp.If(
-            this=exp.GTE(this=end, expression=number(0)), true=exp.Sqrt(this=end)
-        )
+        positive = exp.If(this=exp.GTE(this=end, expression=number(0)), true=exp.Sqrt(this=end))
         negative = exp.If(this=exp.LT(this=end, expression=number(0)), true=number(0))
         return brackets(exp.Case(ifs=[positive, negative]))
 

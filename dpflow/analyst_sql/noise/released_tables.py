@@ -81,9 +81,7 @@ class ReleasedTable:
             levels: what finds ends, by what their columns' names end in.
             wanted: which columns of ends are written; all if left out.
         """
-        written = [
-            (name, kind, list(map(_write_value, texts))) for name, kind, texts in self.keys
-        ]
+        written = [(name, kind, list(map(_write_value, texts))) for name, kind, texts in self.keys]
         for position, (kind, numbers) in enumerate(zip(self.kinds, self.numbers)):
             name = number_column(position)
             written.append((name, kind, [_write_number(number.value, kind) for number in numbers]))

@@ -73,6 +73,7 @@ class SourceText:
         text: what is parsed: the query, with blanks where options and EXPLAIN stood, so that positions
             stay what they are.
         options: of the leading comments.
+        asked: the query in its own dialect, with the same blanks.
         explain: EXPLAIN stands before it, without ANALYZE.
         privacy_unit: the column that the query itself takes for the privacy unit's; None if it names none.
     """
@@ -80,6 +81,7 @@ class SourceText:
     written: str
     text: str
     options: Mapping[str, str]
+    asked: str = ""
     explain: bool = False
     privacy_unit: str | None = None
     _lines: list[str] = field(init=False, repr=False, compare=False)
@@ -230,11 +232,12 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
         for name, value in google.items():
             add_option(options, name, value, "its OPTIONS")
         rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
+    asked = rest
     if (clamped := spell_clamped(rest, tokens)) != rest:
         text = rest = clamped
     if language != "duckdb":
         text = rest = translate(rest, language)
-    return SourceText(text, rest, options, words == ["explain"], unit)
+    return SourceText(text, rest, options, asked, words == ["explain"], unit)
 
 
 def _tokenize(text: str, written: str, dialect: str = "duckdb") -> list[Any]:

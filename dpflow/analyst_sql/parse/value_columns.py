@@ -125,9 +125,11 @@ def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction,
         )
     bounds = bound_expression(node, table, set())
     if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
+        open_ends = [name for name in sorted(node.column_names()) if table.column(name).lower is None]
+        columns = ", ".join(open_ends) or "its columns"
         raise PlanRefused(
             f"nothing says between which bounds {str(node)[:80]} lies, and without bounds no sensitivity is known; "
-            f"declare lower and upper of its columns, or write least(greatest(x, 0), 100)"
+            f"declare lower and upper of {columns}, or clamp it in the query, such as least(greatest({str(node)[:80]}, 0), 100)"
         )
     width = bounds.high - bounds.low
     whole = all(column.step.denominator == 1 and not column.is_rounded for column in used)

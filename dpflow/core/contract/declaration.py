@@ -451,10 +451,15 @@ class Table(Strict):
         return (first, rest) if dot and any(join.name == first for join in self.joins) else (name,)
 
     def column(self, name: str) -> Column:
-        """The declared column, or `UnknownName`."""
+        """The declared column. Raises `UnknownName`, or `PlanRefused` for an expression, which has no declaration."""
         try:
             return self.columns[name]
         except KeyError:
+            if "(" in name:
+                raise PlanRefused(
+                    f"{name[:80]!r} is an expression, and a release names declared columns of table {self.name!r}; declare it, such as "
+                    f"columns: {{x: {{expression: ..., lower: 0, upper: 100}}}}, or ask in SQL, which computes it"
+                ) from None
             raise UnknownName(f"column of table {self.name!r} called", name, self.columns) from None
 
     def bounded_column(self, name: str) -> Column:

@@ -1,4 +1,4 @@
-"""What a release asked, in words that its user knows: statistic, grouping, table, condition."""
+"""What a release asked, in words that its user knows: the SQL query, or statistic, grouping, table, condition."""
 
 from __future__ import annotations
 
@@ -6,10 +6,23 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 
+#: Where a stored request has the text that it answers, and how much of a text is kept and shown.
+QUESTION, MAX_QUESTION = "question", 1_000
+
+
+def shorten_question(text: str) -> str:
+    """A text as a list shows it: in one line, with its end left out where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= MAX_QUESTION else line[: MAX_QUESTION - 3] + "..."
+
+
 def describe_question(request: Mapping[str, Any]) -> str:
-    """Such as ``count, mean of amount by country, from orders where returned``; of a stored request
-    (`dpflow.ledger.ReleaseRecord`), whatever somebody may have made of it by hand.
+    """The text that was asked, such as a SQL query, or words such as ``count, mean of amount by country, from orders
+    where returned``; of a stored request (`dpflow.ledger.ReleaseRecord`), whatever somebody may have made of it by
+    hand.
     """
+    if isinstance(question := request.get(QUESTION), str) and question:
+        return shorten_question(question)
     params = request.get("params")
     params = params if isinstance(params, Mapping) else {}
     statistics = ", ".join(_list_statistics(str(request.get("mechanism") or ""), params))

@@ -20,6 +20,7 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.audit_cells import describe_cells
 from dpflow.core.contract.declaration import Table, plain_relation
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.question_text import QUESTION
 from dpflow.core.contract.results import NONE, UNLIMITED, Result
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.fail_closed import draw_or_none
@@ -179,6 +180,7 @@ def _make_charge(
         principal=run_identity.principal,
         spend_again=spend_again,
         request=plan.ledger_entry()
+        | ({QUESTION: question} if (question := run_identity.question) else {})
         | ({SEALED_REQUEST: sealed} if (sealed := run_identity.sealed_request) else {}),
         data=checked.data,
         protects=plan.table.protection_text,

@@ -32,6 +32,7 @@ class RunIdentity:
         noticed.
         ordinal: number among equal plans of one run, when a task makes the same release twice.
         sealed_request: a service's request, encrypted: by it another process finishes what was charged.
+        question: the text that it answers, such as a SQL query, for lists of releases; empty of a request alone.
     """
 
     dag_id: str
@@ -41,6 +42,7 @@ class RunIdentity:
     principal: str
     ordinal: int = 0
     sealed_request: str = field(default="", compare=False, repr=False)
+    question: str = field(default="", compare=False, repr=False)
 
     @classmethod
     def of_request(cls, request: ReleaseRequest, principal: str | None = None) -> RunIdentity:

@@ -32,6 +32,8 @@ COUNTED = {"measure": "count", "column": None}
         ),
         ({"mechanism": "top_k", "table": "v", "params": {"by": "city"}}, "top k by city, from v"),
         ({"mechanism": "synthesize", "params": {"columns": ["a", "b"]}}, "synthesize of a, b"),
+        ({"mechanism": "count", "question": "SELECT 1\n  FROM v"}, "SELECT 1 FROM v"),
+        ({"mechanism": "count", "question": 7}, "count"),
         ({}, ""),
         ({"mechanism": 3, "params": "x", "table": None, "where": 0}, "3"),
         ({"mechanism": "count", "params": {"measures": [1]}}, "count"),
