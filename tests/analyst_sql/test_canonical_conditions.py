@@ -10,8 +10,7 @@ import duckdb
 import pytest
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.private_rows import PrivateRows
-from dpflow.analyst_sql.parse.row_reader import RowReader
+from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader
 from dpflow.analyst_sql.parse.source_text import read_source
 from dpflow.core.contract.columns import Column
 from dpflow.tables.language.conditions import parse_condition

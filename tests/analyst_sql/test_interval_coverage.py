@@ -11,7 +11,7 @@ import pytest
 
 from dpflow.analyst_sql.answer.answers import run_query
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals
-from dpflow.analyst_sql.noise.noise_selects import ROW_FUNCTIONS
+from dpflow.analyst_sql.noise.noise_rules import ROW_FUNCTIONS
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, find_span
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.source_text import read_source

@@ -301,7 +301,9 @@ def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
 def test_a_difference_of_days_without_bounds_is_answered_as_the_refusal_says(fresh: World) -> None:
     """Nothing is charged before; the clamp that the message writes needs no declared dates."""
     with pytest.raises(SqlRefused, match="declare lower and upper of day") as refused:
-        fresh.ask("SELECT AVG(date_diff('day', DATE '2020-01-01', day)) AS d FROM visits", epsilon=1)
+        fresh.ask(
+            "SELECT AVG(date_diff('day', DATE '2020-01-01', day)) AS d FROM visits", epsilon=1
+        )
     clamped = re.search(r"such as (least\(.*\))\n", str(refused.value))
     assert clamped is not None and fresh.spent() == "0"
     assert fresh.ask(f"SELECT AVG({clamped[1]}) AS d FROM visits", epsilon=1).columns[0].confidence

@@ -38,7 +38,7 @@ from dpflow.analyst_sql.releases.settings import (
     merge_options,
     read_settings,
 )
-from dpflow.analyst_sql.releases.shared_filters import move_filters
+from dpflow.analyst_sql.releases.spellings import move_filters, replace_means
 from dpflow.analyst_sql.releases.stored_answers import (
     Stored,
     StoredReleases,
@@ -47,7 +47,6 @@ from dpflow.analyst_sql.releases.stored_answers import (
     keep_cells,
     list_conditions,
 )
-from dpflow.analyst_sql.releases.stored_means import replace_means
 from dpflow.analyst_sql.releases.target_errors import find_epsilon, require_target
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian

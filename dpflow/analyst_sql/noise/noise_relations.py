@@ -26,7 +26,7 @@ from dpflow.analyst_sql.parse.select_query import (
     number_column,
     present_column,
 )
-from dpflow.analyst_sql.releases.stored_means import MEAN_OF
+from dpflow.analyst_sql.releases.spellings import MEAN_OF
 from dpflow.core.contract.results import ValueRange
 from dpflow.tables.public.published_rows import EXACT as EXACT_COLUMN
 from dpflow.tables.public.published_rows import PublishedRows

@@ -95,7 +95,7 @@ class ReleasedTable:
                 if is_counted:
                     beside.append((present_column(position), list(map(_mark_present, spans))))
                 for of, ends in beside:
-                    columns = [
+                    columns: list[tuple[str, str, list[Any]]] = [
                         (of + LOW + level, "DOUBLE", [low for low, _ in ends]),
                         (of + HIGH + level, "DOUBLE", [high for _, high in ends]),
                         (of + COUNT + level, "BIGINT", [1] * len(ends)),

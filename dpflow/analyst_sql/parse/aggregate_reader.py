@@ -11,7 +11,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import strip_brackets
-from dpflow.analyst_sql.parse.row_reader import RowReader
+from dpflow.analyst_sql.parse.private_rows import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import declare_computed, declare_value

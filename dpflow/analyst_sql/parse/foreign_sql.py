@@ -146,7 +146,7 @@ def _split_options(tokens: Sequence[Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-#: Aggregates that take ``contribution_bounds_per_group``, by what they are called for `dpflow.analyst_sql.parse.group_bounds`.
+#: Aggregates that take ``contribution_bounds_per_group``, by what they are called for `dpflow.analyst_sql.parse.unit_reader`.
 _CLAMPED = {"SUM": "dpflow_group_sum", "COUNT": "dpflow_group_count"}
 
 

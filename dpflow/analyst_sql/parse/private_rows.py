@@ -1,14 +1,24 @@
-"""Private rows as a query's FROM sees them: a declared table, or what a CTE or subquery makes of it row
-by row.
+"""Private rows as a query's FROM sees them: a declared table, or what a CTE or subquery makes of it row by row; the
+expressions over them, and the conditions and blocks that WHERE names.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import datetime as dt
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any
 
+from sqlglot import exp
+
+from dpflow.analyst_sql.parse.canonical_conditions import merge_operands, rewrite_node
+from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
-from dpflow.tables.language.nodes import Node
+from dpflow.errors import PlanRefused, UnknownName
+from dpflow.tables.language.conditions import Reader
+from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.nodes import MOST_DEPTH, Node
 
 
 @dataclass(frozen=True)
@@ -66,3 +76,230 @@ class PrivateRows:
             block_names=frozenset(folded[name].casefold() for name in self.block_names),
             names=tuple(names.values()),
         )
+
+
+class RowReader(Reader):
+    """Copies parsed row expressions into the declared language.
+
+    Names are those of DuckDB: in any case, quoted or not; of the table by its name or alias; of a
+    declared join by the join's name, or alone where one relation only has it. Names of a CTE or
+    subquery stand for its expressions.
+    """
+
+    def __init__(self, source: PrivateRows) -> None:
+        super().__init__("", source.table)
+        self._source = source
+
+    def read(self, parsed: Any) -> Node:
+        """One row expression. Raises `Refusal`."""
+        try:
+            return self._read_node(parsed, MOST_DEPTH)
+        except RecursionError:
+            raise Refusal("depth", "it is nested too deeply to be read", parsed) from None
+
+    def _read_node(self, parsed: Any, depth: int) -> Node:
+        # The innermost call sees the refusal first, so it knows the part that is meant.
+        try:
+            if isinstance(parsed, exp.AggFunc):
+                raise Refusal(
+                    "nested-aggregates",
+                    "an aggregate stands where one row is looked at; conditions on aggregates are "
+                    "HAVING's, and an aggregate of another one is a subquery's",
+                    parsed,
+                )
+            inner = parsed.args.get("query") if isinstance(parsed, exp.In) else parsed
+            if isinstance(inner, exp.Query | exp.Subquery | exp.Exists):
+                raise Refusal(
+                    "subqueries",
+                    "a condition on rows cannot read another query: what it released would have to be paid first",
+                    parsed,
+                )
+            return rewrite_node(super()._read_node(parsed, depth))
+        except (PlanRefused, UnknownName) as error:
+            raise refusal_of(error, parsed, "declared-columns") from None
+
+    def _read_column(self, parsed: Any, depth: int) -> Node:
+        columns = self._source.columns
+        if columns is None:
+            return Node("column", (self._table.split_name(self.resolve(parsed)),))
+        return columns[self.resolve(parsed)]
+
+    def is_unit(self, parsed: Any) -> bool:
+        """Whether a parsed part is the privacy unit's column."""
+        return self._is_own(parsed, self._source.units)
+
+    def is_block(self, parsed: Any) -> bool:
+        """Whether a parsed part is the column that says a row's block."""
+        return self._is_own(parsed, self._source.block_names)
+
+    def is_declared(self, parsed: Any) -> bool:
+        """Whether the relation has a readable column of this name."""
+        names = self._table.columns if self._source.columns is None else self._source.columns
+        return any(name.casefold() == parsed.name.casefold() for name in names)
+
+    def has_column(self, parsed: Any) -> bool:
+        """Whether the relation has a column of this name, readable or not."""
+        return self.is_declared(parsed) or self.is_unit(parsed) or self.is_block(parsed)
+
+    def _is_own(self, parsed: Any, names: Collection[str]) -> bool:
+        return (
+            isinstance(parsed, exp.Column)
+            and parsed.name.casefold() in names
+            # A joined relation's column of this name is another one.
+            and parsed.table.casefold() in ("", self._source.alias)
+        )
+
+    def resolve(self, parsed: Any) -> str:
+        """The column that a name means. Raises `Refusal`."""
+        take_arguments(parsed, "this", "table")
+        if not isinstance(parsed.this, exp.Identifier):
+            raise Refusal("declared-columns", "* is no column; name the columns", parsed)
+        source = self._source
+        qualifier, name = parsed.table, parsed.name
+        if qualifier.casefold() == source.alias:
+            qualifier = ""
+        qualifier = source.relations.get(qualifier.casefold(), qualifier)
+        full = f"{qualifier}.{name}" if qualifier else name
+        if source.columns is not None:
+            matches = [one for one in source.columns if one.casefold() == full.casefold()]
+            if matches:
+                return matches[0]
+            raise _unknown_column(parsed, f"the query {source.alias!r}", full, list(source.columns))
+        if full in self._table.columns:
+            return full
+        matches = [one for one in self._table.columns if one.casefold() == full.casefold()]
+        if not matches and not qualifier:
+            # As in SQL: a joined column needs no qualifier where one relation only has it.
+            joined = [one for one in self._table.columns if len(self._table.split_name(one)) > 1]
+            matches = [one for one in joined if one.partition(".")[2].casefold() == name.casefold()]
+        if len(matches) > 1:
+            raise Refusal(
+                "ambiguous-columns",
+                f"{name!r} may be {' or '.join(matches)}; write which",
+                parsed,
+            )
+        if not matches:
+            columns = list(self._table.columns)
+            raise _unknown_column(parsed, f"table {self._table.name!r}", full, columns)
+        return matches[0]
+
+
+def _unknown_column(parsed: Any, of: str, name: str, columns: list[str]) -> Refusal:
+    error = UnknownName(f"column of {of}", name, columns)
+    return Refusal("declared-columns", str(error), parsed)
+
+
+def inline_expressions(node: Node, table: Table) -> Node:
+    """The expression over stored columns alone: what an owner declared as a computed column is
+    written out.
+    """
+    if node.op == "column":
+        column = table.column(".".join(node.args[0]))
+        return node if column.expression is None else parse_row_expression(column.expression, table)
+    args = tuple(inline_expressions(a, table) if isinstance(a, Node) else a for a in node.args)
+    return Node(node.op, args)
+
+
+#: The most blocks that a range of dates may name.
+MOST_BLOCKS = 1000
+
+
+def split_conjunction(parsed: Any) -> Iterator[Any]:
+    """The parts of a condition between its outermost ANDs, from left to right."""
+    waiting = [parsed]
+    while waiting:
+        part = strip_brackets(waiting.pop())
+        if isinstance(part, exp.And):
+            waiting += [part.expression, part.this]
+        else:
+            yield part
+
+
+def read_where(
+    where: Any, source: PrivateRows, parsed: dict[Node, Any] | None = None
+) -> tuple[tuple[Node, ...], tuple[str, ...] | None]:
+    """What each row fulfils, with the source's own conditions, in canonical order; and the blocks that
+    conditions name, None if none does. Raises `Refusal`.
+
+    Args:
+        parsed: gets the part of the text that each condition stands in.
+    """
+    rows = RowReader(source)
+    nodes = list(source.conditions)
+    blocks = source.blocks
+    for part in split_conjunction(where.this) if where is not None else ():
+        named = _read_blocks(part, rows)
+        if named is None:
+            nodes.append(rows.read(part))
+            if parsed is not None:
+                parsed.setdefault(nodes[-1], part)
+            continue
+        # Two conditions on blocks leave those that both name.
+        blocks = tuple(sorted(set(named) if blocks is None else set(named) & set(blocks)))
+        if not blocks:
+            raise Refusal("blocks", "no block is left by the conditions on it", part)
+    try:
+        merged = merge_operands("AND", nodes)
+    except PlanRefused as error:
+        raise refusal_of(error, where) from None
+    return tuple(merged), blocks
+
+
+def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
+    """The blocks that a condition names: ``block = 'x'`` with its sides in either order, ``block IN
+    (...)``, BETWEEN two dates, or several of these connected by OR; None for any other condition.
+    """
+    if isinstance(part, exp.Or):
+        sides = [_read_blocks(strip_brackets(one), rows) for one in (part.this, part.expression)]
+        return None if None in sides else [name for names in sides for name in names or ()]
+    if not isinstance(part, exp.EQ | exp.In | exp.Between):
+        return None
+    column, value = strip_brackets(part.this), None
+    if isinstance(part, exp.EQ):
+        value = strip_brackets(part.expression)
+        if rows.is_block(value):
+            column, value = value, column
+    if not rows.is_block(column):
+        return None
+    if value is not None:
+        values = [value]
+    elif isinstance(part, exp.In):
+        values = list(part.expressions)
+    else:
+        values = [part.args["low"], part.args["high"]]
+    values = [strip_brackets(value) for value in values]
+    texts = [text for value in values if (text := _read_block(value, rows)) is not None]
+    if not values or len(texts) < len(values):
+        return None
+    if not isinstance(part, exp.Between):
+        take_arguments(part, "this", "expression", "expressions")
+        return texts
+    take_arguments(part, "this", "low", "high")
+    return _list_days(texts[0], texts[1], part)
+
+
+def _read_block(parsed: Any, rows: RowReader) -> str | None:
+    """The block that a literal names, with a type or without; None for anything else."""
+    inner = parsed.this if isinstance(parsed, exp.Cast) else parsed
+    if not isinstance(strip_brackets(inner), exp.Literal):
+        return None
+    if isinstance(parsed, exp.Literal):
+        return str(parsed.this)
+    node = rows.read(parsed)
+    return str(node.args[0]) if node.op == "text" else None
+
+
+def _list_days(first: str, last: str, part: Any) -> list[str]:
+    """All dates from one to another."""
+    try:
+        low, high = dt.date.fromisoformat(first), dt.date.fromisoformat(last)
+    except ValueError:
+        raise Refusal(
+            "blocks",
+            "a range of blocks is one of dates, such as '2013-01-31'; name the blocks",
+            part,
+        ) from None
+    days = (high - low).days + 1
+    if not 1 <= days <= MOST_BLOCKS:
+        raise Refusal("blocks", f"the range holds {days} days, not 1 to {MOST_BLOCKS}", part)
+    return [str(low + dt.timedelta(days=n)) for n in range(days)]

@@ -10,13 +10,9 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.comma_joins import spell_joins
-from dpflow.analyst_sql.parse.declared_joins import add_join
-from dpflow.analyst_sql.parse.group_bounds import has_group_bounds, spell_group_bounds
+from dpflow.analyst_sql.parse.joins import add_join, spell_joins
 from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
-from dpflow.analyst_sql.parse.pivots import spell_pivot
-from dpflow.analyst_sql.parse.private_rows import PrivateRows
-from dpflow.analyst_sql.parse.row_reader import RowReader
+from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.parse.select_reader import (
     AFTER_NOISE,
@@ -27,8 +23,12 @@ from dpflow.analyst_sql.parse.select_reader import (
     name_column,
 )
 from dpflow.analyst_sql.parse.source_text import Refusal
-from dpflow.analyst_sql.parse.statement import read_where
-from dpflow.analyst_sql.parse.unit_reader import is_by_unit, read_unit_rows
+from dpflow.analyst_sql.parse.unit_reader import (
+    has_group_bounds,
+    is_by_unit,
+    read_unit_rows,
+    spell_group_bounds,
+)
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput
 from dpflow.tables.language.nodes import Node
@@ -479,3 +479,26 @@ def _take_names(names: Collection[str], taken: set[str], parsed: Any) -> None:
                 parsed,
             )
     taken |= {name.casefold() for name in names}
+
+
+def spell_pivot(parsed: Any) -> Any:
+    """``SELECT * FROM rows PIVOT (f(y) FOR x IN (...))``. Raises `Refusal` where values are not listed: DuckDB
+    would look them up, in a statement before.
+    """
+    rows, tests, using, group, with_ = take_arguments(
+        parsed, "this", "expressions", "using", "group", "with_"
+    )
+    for test in tests or [parsed]:
+        listed = isinstance(test, exp.In) and isinstance(test.this, exp.Column)
+        if not listed or not all(isinstance(one, exp.Literal) for one in test.expressions):
+            raise Refusal(
+                "select-only",
+                "PIVOT lists its values: ON a column of the rows below IN (value, ...), with USING",
+                test,
+            )
+        take_arguments(test, "this", "expressions")
+    if not isinstance(rows, exp.Table | exp.Subquery):
+        raise Refusal("select-only", "PIVOT takes a query in brackets, or a CTE", parsed)
+    counts = [exp.Count(this=exp.Star())]
+    rows.append("pivots", exp.Pivot(expressions=using or counts, fields=tests, group=group))
+    return exp.Select(expressions=[exp.Star()], from_=exp.From(this=rows), with_=with_)

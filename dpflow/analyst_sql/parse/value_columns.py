@@ -12,7 +12,7 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from dpflow.analyst_sql.parse.row_reader import inline_expressions
+from dpflow.analyst_sql.parse.private_rows import inline_expressions
 from dpflow.analyst_sql.parse.select_query import SqlAggregate
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
@@ -125,7 +125,9 @@ def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction,
         )
     bounds = bound_expression(node, table, set())
     if not (math.isfinite(bounds.low) and math.isfinite(bounds.high)):
-        open_ends = [name for name in sorted(node.column_names()) if table.column(name).lower is None]
+        open_ends = [
+            name for name in sorted(node.column_names()) if table.column(name).lower is None
+        ]
         columns = ", ".join(open_ends) or "its columns"
         raise PlanRefused(
             f"nothing says between which bounds {str(node)[:80]} lies, and without bounds no sensitivity is known; "

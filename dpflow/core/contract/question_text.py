@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-
 #: Where a stored request has the text that it answers, and how much of a text is kept and shown.
 QUESTION, MAX_QUESTION = "question", 1_000
 

@@ -1,4 +1,6 @@
-"""Means from sums and numbers of values: what a stored release has may give what it lacks."""
+"""Other spellings of a query's releases: FILTERs as WHERE, which makes them more exact, and means as sums by numbers of
+values, which a stored release may have.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.parse.canonical_conditions import merge_operands
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
@@ -16,6 +19,39 @@ from dpflow.analyst_sql.parse.select_query import (
     key_column,
     number_column,
 )
+from dpflow.analyst_sql.releases.query_parts import is_private_node
+from dpflow.tables.language.nodes import Node
+
+
+def move_filters(query: SelectQuery) -> SelectQuery:
+    """The query with a FILTER that all of its aggregates share in WHERE.
+
+    A group stays in the answer whether a row of it passes a FILTER or not, and WHERE leaves groups out
+    by their keys, or by units that pass. So a FILTER on what rows are grouped by stays one, and so does
+    each beside private keys.
+    """
+    filters = {aggregate.condition for aggregate in query.aggregates}
+    if len(filters) != 1 or (condition := filters.pop()) is None:
+        return query
+    groups = [*query.groups, *(node for level in query.levels for node in level)]
+    keys = {name for node in groups for name in node.column_names()}
+    if keys & condition.column_names() or any(is_private_node(query.table, one) for one in groups):
+        return query
+
+    def move(aggregate: SqlAggregate) -> SqlAggregate:
+        return replace(aggregate, condition=None)
+
+    texts: dict[SqlAggregate | Node, Any] = {condition: query.parsed.get(query.aggregates[0])}
+    for part, text in query.parsed.items():
+        texts[move(part) if isinstance(part, SqlAggregate) else part] = text
+    return replace(
+        query,
+        # Their order is that of the released table's columns.
+        aggregates=tuple(map(move, query.aggregates)),
+        conditions=tuple(merge_operands("AND", [*query.conditions, condition])),
+        parsed=texts,
+    )
+
 
 #: What notes of a parsed mean the release and the position of its sum.
 MEAN_OF = "mean of"
