@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,7 @@ def plan_sql(
             "epsilon 0 asks for a stored answer, and here each run draws for itself; give an epsilon"
         )
     if ledger is not None and look_up:
-        releases = _LookUp(ledger, settings, registry)
+        releases = StoredReleases(ledger, settings, registry)
         stored = [releases.find(part) for part in planned.parts]
         if not all(stored):
             for other in _spell_otherwise(query, written):
@@ -135,7 +135,7 @@ def plan_sql(
                     query, planned, stored = found
                     break
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
-        reasons = (releases.explain(part) for part in unanswered)
+        reasons = (releases.explain_payment(part.part) for part in unanswered)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
         if settings.is_free and not all(stored):
             raise PlanRefused(
@@ -189,46 +189,6 @@ def _check_sources(parts: Sequence[PartPlan]) -> str:
         if problem:
             return problem
     return ""
-
-
-class _LookUp:
-    """Stored releases of all tables and rows that a query reads."""
-
-    def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
-        self._ledger, self._settings, self._registry = ledger, settings, registry
-        self._known: list[tuple[SelectQuery, StoredReleases]] = []
-        self._list_settled = cache(partial(ledger.settled_requests, settings.scope))
-
-    def _open(self, part: QueryPart) -> StoredReleases:
-        query = part.queries[0]
-        releases = next((one for known, one in self._known if known == query), None)
-        if releases is None:
-            settings = self._settings
-            releases = StoredReleases(
-                query,
-                self._ledger,
-                settings.scope,
-                self._list_settled,
-                self._registry,
-                settings.revision,
-                settings.asker,
-                settings.bounds,
-            )
-            self._known.append((query, releases))
-        return releases
-
-    def find(self, part: PartPlan) -> Stored | None:
-        """What answers a part at no cost."""
-        settings = self._settings
-        return self._open(part.part).find(part, settings.target, any_error=settings.is_free)
-
-    def has_any(self, part: QueryPart) -> bool:
-        """Whether something answers a part, at whatever price."""
-        return self._open(part).has_any(part)
-
-    def explain(self, part: PartPlan) -> str | None:
-        """Why nothing does, where something finer is stored."""
-        return self._open(part.part).explain_payment(part.part)
 
 
 def _read_query(
@@ -370,7 +330,7 @@ def _spell_otherwise(query: SplitQuery, written: SplitQuery) -> Iterator[SplitQu
 def _find_all(
     query: SplitQuery,
     settings: Settings,
-    releases: _LookUp,
+    releases: StoredReleases,
     registry: Registry,
     chooser: BoundsChooser,
 ) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:

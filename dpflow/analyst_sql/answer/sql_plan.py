@@ -303,9 +303,9 @@ def _describe_width(
 
 
 def _list_notes(plan: SqlPlan) -> Iterator[str]:
-    kinds = [one for one in _list_aggregates(plan) if one.kind == "quantile"]
-    tails = [one for one in kinds if one.share is not None and one.share in _TAILS]
-    if tails:
+    aggregates = [one for query in plan.query.list_releases() for one in query.aggregates]
+    shares = {one.share for one in aggregates if one.kind == "quantile"} - {None}
+    if shares & set(_TAILS):
         yield (
             "MIN and MAX are the quantiles 0.01 and 0.99: the smallest value itself is one unit's own"
         )
@@ -320,22 +320,9 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
             yield f"{note}: -- dp: groups=N"
         for candidate in part.plan.describe_candidates() if stored is None else ():
             yield f"bounds for {part.part.mechanism}: {candidate}"
-    draws = any(part.plan.mechanism.name == "quantiles" for part in plan.parts)
-    for literal in _list_shares(plan) if draws else ():
-        yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {literal}"
-
-
-def _list_aggregates(plan: SqlPlan) -> list[SqlAggregate]:
-    return [one for query in plan.query.list_releases() for one in query.aggregates]
-
-
-def _list_shares(plan: SqlPlan) -> list[str]:
-    shares = {
-        write_text(float(one.share))
-        for one in _list_aggregates(plan)
-        if one.kind == "quantile" and one.share not in (*_TAILS, None)
-    }
-    return [", ".join(sorted(shares))] if shares else []
+    literals = sorted(write_text(float(one)) for one in shares - set(_TAILS) if one is not None)
+    if literals and any(part.plan.mechanism.name == "quantiles" for part in plan.parts):
+        yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {', '.join(literals)}"
 
 
 def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:

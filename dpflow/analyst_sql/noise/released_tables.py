@@ -277,7 +277,6 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
     """The same tables and the public ones, before anything is released: types and no rows of releases."""
     tables = list(query.public)
     for position, release in enumerate(query.releases):
-        _table, _by, _private = find_grouping(release)
         columns = []
         for n, group in enumerate(release.groups):
             columns.append((key_column(n), keys.find_kind(release.table, group)))

@@ -10,7 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
-from dpflow.analyst_sql.parse.parsed_parts import strip_brackets
+from dpflow.analyst_sql.parse.parsed_parts import is_there, strip_brackets, take_arguments, when
 from dpflow.analyst_sql.parse.private_rows import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
@@ -110,10 +110,9 @@ class AggregateReader:
         if kind == "Count":
             return self._read_count(call, condition)
         if kind == "CountIf":
-            (test,) = self._take(call, "this")
+            (test,) = _take(call, "this")
             node = self._rows.read(test)
-            both = node if condition is None else rewrite_node(Node("AND", (condition, node)))
-            return self._number("count", None, None, both)
+            return self._number("count", None, None, _both(node, condition))
         if kind in _PLAIN:
             return self._number(_PLAIN[kind], self._read_value(call), None, condition)
         if kind == "StddevPop":
@@ -124,19 +123,19 @@ class AggregateReader:
             value = self._read_value(call)
             return self._number("quantile", value, _SHARES[kind], condition)
         if kind in _QUANTILES:
-            value, share = self._take(call, "this", _QUANTILES[kind])
+            value, share = _take(call, "this", _QUANTILES[kind])
             return self._read_quantile(value, share, condition, call)
         if kind in _PAIRS:
-            left, right = self._take(call, "this", "expression")
+            left, right = _take(call, "this", "expression")
             return self._read_pair(kind, self._rows.read(left), self._rows.read(right), condition)
         if kind == "ApproxDistinct":
             # The number of units has noise anyway: nothing more of it is left out.
-            return self._read_units(self._take(call, "this")[0], condition)
+            return self._read_units(_take(call, "this")[0], condition)
         if kind == "WithinGroup":
-            inner, order = self._take(call, "this", "expression")
+            inner, order = _take(call, "this", "expression")
             if type(inner).__name__ not in _QUANTILES or len(order.expressions) != 1:
                 raise self.unknown(call)
-            (share,) = self._take(inner, "this")
+            (share,) = _take(inner, "this")
             ordered = order.expressions[0]
             if ordered.args.get("desc"):
                 raise Refusal("literals", "write 1 - p instead of a descending order", call)
@@ -144,7 +143,7 @@ class AggregateReader:
         if kind == "Mode":
             return self._number("mode", self._read_value(call), None, condition)
         if kind == "Anonymous":
-            _, values = self._take(call, "this", "expressions")
+            _, values = _take(call, "this", "expressions")
             if len(values or ()) != 1:
                 raise Refusal("literals", "HISTOGRAM takes a column with public keys", call)
             return self._number("histogram", self._rows.read(values[0]), None, condition)
@@ -160,17 +159,8 @@ class AggregateReader:
             call,
         )
 
-    def _take(self, call: Any, *names: str) -> list[Any]:
-        """Arguments; any other that is set is refused."""
-        for name, value in call.args.items():
-            if name not in (*names, "big_int") and value not in (None, False, [], ""):
-                raise Refusal(
-                    "allow-list", f"{type(call).__name__.upper()} with {name} is not answered", call
-                )
-        return [call.args.get(name) for name in names]
-
     def _read_value(self, call: Any) -> Node:
-        (value,) = self._take(call, "this")
+        (value,) = _take(call, "this")
         if isinstance(value, exp.Distinct):
             raise Refusal(
                 "distinct-unit",
@@ -180,10 +170,10 @@ class AggregateReader:
         return self._rows.read(value)
 
     def _read_count(self, call: Any, condition: Node | None) -> Any:
-        (what,) = self._take(call, "this")
+        (what,) = _take(call, "this")
         if what is None or isinstance(what, exp.Star):
             if what is not None:
-                self._take(what)
+                _take(what)
             return self._number("count", None, None, condition)
         if not isinstance(what, exp.Distinct):
             # A literal has a value in every row.
@@ -207,7 +197,7 @@ class AggregateReader:
             if len(branches) != 1 or compares or not isinstance(default, exp.Null | None):
                 raise self._not_the_unit(counted)
             test, part = self._rows.read(branches[0].this), strip_brackets(branches[0].args["true"])
-            condition = test if condition is None else rewrite_node(Node("AND", (condition, test)))
+            condition = _both(test, condition)
         if self._rows.is_unit(part):
             return self._number("units", None, None, condition)
         try:
@@ -229,11 +219,8 @@ class AggregateReader:
         mean(xy) - mean(x) mean(y). Correlation and slope divide by the variances of the same rows. Products
         of whole numbers that `WIDE_PRODUCT` does not hold are counted in coarser steps, as other products are.
         """
-        present = [Node("NOT", (Node("IS NULL", (one,)),)) for one in (left, right)]
-        conditions = [*present, *([] if condition is None else [condition])]
-        both = rewrite_node(Node("AND", (conditions[0], conditions[1])))
-        for other in conditions[2:]:
-            both = rewrite_node(Node("AND", (both, other)))
+        left_there, right_there = (Node("NOT", (Node("IS NULL", (n,)),)) for n in (left, right))
+        both = _both(_both(left_there, right_there), condition)
         x, y = (self._center(one) for one in (left, right))
         product = rewrite_node(Node("*", (x, y)))
         width = self._find_width(product)
@@ -261,8 +248,7 @@ class AggregateReader:
             low, high = exp.Neg(this=_number(1)), _number(1)
             lowest = exp.Least(this=ratio, expressions=[high], ignore_nulls=True)
             bounded = exp.Greatest(this=lowest, expressions=[low], ignore_nulls=True)
-            test = exp.Not(this=exp.Is(this=ratio.copy(), expression=exp.Null()))
-            return exp.paren(exp.Case(ifs=[exp.If(this=test, true=bounded)]))
+            return exp.paren(when(is_there(ratio.copy()), bounded))
         return exp.Div(this=covariance, expression=_positive(spread), safe=True)
 
     def _declare(self, value: Node) -> Column:
@@ -297,14 +283,8 @@ class AggregateReader:
         factor = exp.Add(
             this=_number(1), expression=exp.Div(this=_number(1), expression=exp.paren(less.copy()))
         )
-        return exp.Case(
-            ifs=[
-                exp.If(
-                    this=exp.GT(this=exp.paren(less), expression=_number(0)),
-                    true=exp.Mul(this=variance, expression=exp.paren(factor)),
-                )
-            ]
-        )
+        is_more = exp.GT(this=exp.paren(less), expression=_number(0))
+        return when(is_more, exp.Mul(this=variance, expression=exp.paren(factor)))
 
     def _count_values(self, value: Node, condition: Node | None) -> Any:
         """How many values an aggregate is over: all rows where missing ones count as a number."""
@@ -358,17 +338,26 @@ class AggregateReader:
             raise refusal_of(error, call, "public-keys") from None
 
 
+def _take(call: Any, *names: str) -> list[Any]:
+    """Arguments; any other that is set is refused."""
+    return take_arguments(call, *names, ignore=("big_int",))
+
+
+def _both(test: Node, condition: Node | None) -> Node:
+    """A test and a condition, if there is one."""
+    return test if condition is None else rewrite_node(Node("AND", (condition, test)))
+
+
 def _number(value: int) -> Any:
     return exp.Literal.number(value)
 
 
 def _positive(variance: Any) -> Any:
     """NULL of what noise made no positive number: nothing is divided by it."""
-    test = exp.GT(this=variance, expression=_number(0))
-    return exp.paren(exp.Case(ifs=[exp.If(this=test, true=variance.copy())]))
+    return exp.paren(when(exp.GT(this=variance, expression=_number(0)), variance.copy()))
 
 
 def _take_root(variance: Any) -> Any:
     """The square root; NULL of what noise made negative."""
-    test = exp.GTE(this=variance, expression=_number(0))
-    return exp.Case(ifs=[exp.If(this=test, true=exp.Sqrt(this=variance.copy()))])
+    is_root = exp.GTE(this=variance, expression=_number(0))
+    return when(is_root, exp.Sqrt(this=variance.copy()))

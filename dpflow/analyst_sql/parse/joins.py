@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 from sqlglot import exp
@@ -51,9 +52,8 @@ def spell_joins(
             continue
         others = [one for one in relations if one is not base]
         chosen = [_find_equality(parts, table, base, one) for one in others]
-        if any(one is None for one in chosen) or len({id(one[0]) for one in chosen if one}) < len(
-            chosen
-        ):
+        tests = [one[0] for one in chosen if one is not None]
+        if len(tests) < len(chosen) or any(a is b for a, b in combinations(tests, 2)):
             continue
         source.set("this", base)
         for join, relation, (part, test) in zip(joins, others, chosen):  # type: ignore[misc]

@@ -30,6 +30,16 @@ def strip_brackets(parsed: Any) -> Any:
     return parsed
 
 
+def when(test: Any, value: Any) -> Any:
+    """``CASE WHEN test THEN value END``: NULL where the test does not hold."""
+    return exp.Case(ifs=[exp.If(this=test, true=value)])
+
+
+def is_there(value: Any) -> Any:
+    """``value IS NOT NULL``."""
+    return exp.Not(this=exp.Is(this=value, expression=exp.Null()))
+
+
 def strip_alias(item: Any) -> Any:
     """A column of the answer without the name that the query gives it."""
     return item.this if isinstance(item, exp.Alias) else item

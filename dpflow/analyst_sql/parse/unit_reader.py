@@ -16,7 +16,13 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.parsed_parts import (
+    is_there,
+    strip_alias,
+    strip_brackets,
+    take_arguments,
+    when,
+)
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.select_query import join_conditions
 from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column
@@ -401,8 +407,7 @@ def _clamp(call: Any, features: list[Any]) -> Any:
     value = exp.column(_name_feature(features.index(feature)))
     at_least = exp.Greatest(this=value.copy(), expressions=[ends[0].copy()], ignore_nulls=True)
     clamped = exp.Least(this=at_least, expressions=[ends[1].copy()], ignore_nulls=True)
-    test = exp.Not(this=exp.Is(this=value, expression=exp.Null()))
-    return exp.Sum(this=exp.Case(ifs=[exp.If(this=test, true=clamped)]))
+    return exp.Sum(this=when(is_there(value), clamped))
 
 
 def _read_end(parsed: Any) -> float | None:

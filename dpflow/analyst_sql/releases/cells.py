@@ -194,16 +194,14 @@ def add_numbers(numbers: Sequence[Number]) -> Number | None:
     widths; None where they are not of one, have no value, or have noise in common, as a total has with
     what it was added up from.
     """
-    plans, labels = {id(number.plan) for number in numbers}, {number.label for number in numbers}
-    plan = numbers[0].plan if numbers else None
-    if plan is None or len(plans) > 1 or len(labels) > 1:
+    plan, label = (numbers[0].plan, numbers[0].label) if numbers else (None, "")
+    if plan is None or any(one.plan is not plan or one.label != label for one in numbers):
         return None
     parts = [part for number in numbers for part in number.parts or (number,)]
     if len(set(parts)) < len(parts):
         return None
     if any(number.value is None for number in numbers):
         return None
-    (label,) = labels
     cells = sum(number.cells for number in numbers)
     total = sum(number.value for number in numbers)
     width = make_width(plan, Row("", label, None), cells)

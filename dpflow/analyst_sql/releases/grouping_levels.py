@@ -180,7 +180,6 @@ def explain_levels(
 ) -> list[str]:
     """For each level of a ROLLUP and the like what is done for it, and why."""
     lines = []
-    by_part = {id(one.part): one for one in plans}
     for n, one in enumerate(all_paid):
         query = one.part.queries[0]
         if not query.levels:
@@ -196,7 +195,7 @@ def explain_levels(
                 f"others; rows without declared keys are not in it"
             )
             continue
-        plan = by_part.get(id(one.part), one)
+        plan = next((paid for paid in plans if paid.part is one.part), one)
         finer = _list_finer(n, all_paid)
         if finer:
             j = min(finer, key=lambda position: finer[position])

@@ -10,6 +10,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import merge_operands
+from dpflow.analyst_sql.parse.parsed_parts import when
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
@@ -106,7 +107,7 @@ def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> 
         return columns[0]
     is_filled = exp.column(filled_column(positions[1]))
     quotient = exp.Div(this=columns[0], expression=columns[1])
-    mean = exp.Case(ifs=[exp.If(this=is_filled, true=quotient)])
+    mean = when(is_filled, quotient)
     mean.meta[MEAN_OF] = (release, positions[0])
     return mean
 

@@ -21,6 +21,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cache, partial
 from typing import Any
 
 from dpflow.analyst_sql.parse.canonical_conditions import split_operands
@@ -33,7 +34,7 @@ from dpflow.analyst_sql.releases.query_parts import (
     is_private_node,
     release_name,
 )
-from dpflow.analyst_sql.releases.settings import Target
+from dpflow.analyst_sql.releases.settings import Settings, Target
 from dpflow.analyst_sql.releases.target_errors import error_share
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
@@ -97,71 +98,57 @@ def split_nodes(node: Node | None) -> Iterator[Node]:
 
 
 class StoredReleases:
-    """The settled releases of one asker's queries of one table and scope, the newest first.
+    """The settled releases of one asker's queries in a scope, the newest first.
 
     They are chosen by their requests alone; only what may answer is read, and proved, one by one.
     """
 
-    def __init__(
-        self,
-        query: SelectQuery,
-        ledger: Ledger,
-        scope: str,
-        list_settled: Callable[[str], Sequence[SettledRequest]],
-        registry: Registry,
-        revision: int | None,
-        asker: str = "",
-        bounds: RequestedBounds | None = None,
-    ) -> None:
-        self._query, self._ledger, self._scope = query, ledger, scope
-        self._name = release_name(query.table, asker)
-        self._registry, self._revision, self._bounds = registry, revision, bounds
+    def __init__(self, ledger: Ledger, settings: Settings, registry: Registry) -> None:
+        self._ledger, self._settings, self._registry = ledger, settings, registry
         self._plans: dict[str, Plan | None] = {}
+        self._list_settled = cache(partial(ledger.settled_requests, settings.scope))
+
+    def _list(self, query: SelectQuery) -> list[SettledRequest]:
+        """Those of the same rows: of the table, or of the same ones by privacy unit."""
         units = query.table.unit_rows
         made = units and units.to_json()
-        # Of the same rows: those of the table, or the same ones by privacy unit.
-        self._settled = [
-            one for one in list_settled(self._name) if one.request.get("unit_rows") == made
-        ]
+        settled = self._list_settled(release_name(query.table, self._settings.asker))
+        return [one for one in settled if one.request.get("unit_rows") == made]
 
-    def find(
-        self, asked: PartPlan, target: Target | None = None, *, any_error: bool = False
-    ) -> Stored | None:
+    def find(self, asked: PartPlan) -> Stored | None:
         """The newest release that answers a part within the target, or else with an error that is not above
-        the asked one.
-
-        Args:
-            any_error: whatever its error is; of releases the newest than which no other is more exact.
+        the asked one. Where nothing may be spent whatever its error is: the newest than which no other is more exact.
         """
         best: Stored | None = None
-        for settled in self._settled:
+        for settled in self._list(asked.part.queries[0]):
             stored = self._read(settled, asked.part)
             if stored is None or not _has_same_keys(stored, asked):
                 continue
-            if any_error:
+            if self._settings.is_free:
                 best = stored if best is None or _is_more_exact(stored, best, asked) else best
-            elif _is_as_exact(stored, asked, target):
+            elif _is_as_exact(stored, asked, self._settings.target):
                 return stored
         return best
 
     def has_any(self, part: QueryPart) -> bool:
         """Whether some release answers a part, at whatever price."""
-        return any(self._read(settled, part) is not None for settled in self._settled)
+        return any(self._read(one, part) is not None for one in self._list(part.queries[0]))
 
     def explain_payment(self, part: QueryPart) -> str | None:
         """Why a part is paid although a finer release of the same rows is there; None without one."""
-        asked = set(list_conditions(part, self._query.table))
-        for settled in self._settled:
+        query = part.queries[0]
+        asked = set(list_conditions(part, query.table))
+        for settled in self._list(query):
             request, release_id = settled.request, settled.release_id
-            groups, conditions = self._read_groups(request), self._read_conditions(request)
+            groups, conditions = _read_groups(request, query), _read_conditions(request, query)
             if groups is None or conditions is None or not conditions <= asked:
                 continue
-            if not set(self._query.groups) < set(groups):
+            if not set(query.groups) < set(groups):
                 continue
             rest = [one for one in part.measures if one.kind not in ADDITIVE]
             if rest:
                 return f"{rest[0]} does not add up over the groups of release {release_id}, so it is new"
-            if any(is_private_node(self._query.table, one) for one in groups):
+            if any(is_private_node(query.table, one) for one in groups):
                 return (
                     f"the keys of release {release_id} were selected privately, and what was not selected is "
                     f"missing in its sums, so this is new"
@@ -170,20 +157,20 @@ class StoredReleases:
 
     def _read(self, settled: SettledRequest, part: QueryPart) -> Stored | None:
         """A stored release as the answer of a part; None if it is none."""
-        request, query = settled.request, self._query
+        request, query = settled.request, part.queries[0]
         params: Mapping[str, Any] = request.get("params", {})
         if request.get("mechanism") != part.mechanism or sorted(
             request.get("blocks", ())
         ) != sorted(query.blocks):
             return None
         # Bounds that a query fixes are part of its question.
-        if self._bounds != _read_bounds(request):
+        if self._settings.bounds != _read_bounds(request):
             return None
-        groups, conditions = self._read_groups(request), self._read_conditions(request)
+        groups, conditions = _read_groups(request, query), _read_conditions(request, query)
         if groups is None or conditions is None:
             return None
         measures = find_labels(part, params)
-        if measures is None or not self._covers(part, groups, conditions):
+        if measures is None or not _covers(part, groups, conditions):
             return None
         # The plan of today's declaration must be the one that was paid: its key says so.
         plan = self._make_plan(request, part, params)
@@ -191,7 +178,7 @@ class StoredReleases:
             return None
         settlement = self._ledger.settlement(settled.release_id)
         _, _, revision = settlement.run.rpartition("#")
-        if not revision.isdecimal() or self._revision not in (None, int(revision)):
+        if not revision.isdecimal() or self._settings.revision not in (None, int(revision)):
             return None
         request_then = plan.request.model_copy(update={"revision": int(revision)})
         record = self._ledger.find(RunIdentity.of_request(request_then).key(plan))
@@ -201,44 +188,20 @@ class StoredReleases:
         answered = replace(part, table=plan.table, measures=measures)
         return Stored(record, plan, answered, groups, conditions, settlement.at, settlement.run)
 
-    def _covers(
-        self, part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str]
-    ) -> bool:
-        """Whether rows and groups of a stored release are enough for a part."""
-        query = self._query
-        asked = list_conditions(part, query.table)
-        extra = set(asked) - conditions
-        if not conditions <= set(asked) or not set(query.groups) <= set(groups):
-            return False
-        on_groups = {str(node) for node in list_group_conditions(query)}
-        tests = [make_key_test(asked[text], groups, query.table) for text in extra]
-        if not extra <= on_groups or any(test is None or not test.is_exact for test in tests):
-            return False
-        if set(query.groups) == set(groups):
-            return True
-        table = query.table
-        return (
-            part.mechanism == "aggregates"
-            and all(one.kind in ADDITIVE for one in part.measures)
-            and not any(is_private_node(table, node) for node in groups)
-        )
-
-    def _read_groups(self, request: Mapping[str, Any]) -> tuple[Node, ...] | None:
-        by = request.get("params", {}).get("by")
-        if request.get("mechanism") in ("arg_max", "histogram") or by is None:
-            return ()
-        return _read_stored_groups(by, self._query.table)
-
-    def _read_conditions(self, request: Mapping[str, Any]) -> frozenset[str] | None:
-        where = request.get("where")
-        return frozenset() if where is None else _read_stored_condition(where, self._query.table)
-
     def _make_plan(
         self, request: Mapping[str, Any], part: QueryPart, params: Mapping[str, Any]
     ) -> Plan | None:
         """The plan of a stored release under the declaration of now; None if it has no such columns."""
         # Revisions of one query have one plan.
-        names = ("where", "blocks", "contribution_bounds", "chosen_bounds", "own_histogram")
+        names = (
+            "name",
+            "unit_rows",
+            "where",
+            "blocks",
+            "contribution_bounds",
+            "chosen_bounds",
+            "own_histogram",
+        )
         terms = [part.mechanism, params, *map(request.get, names)]
         text = json.dumps(terms, sort_keys=True)
         if text not in self._plans:
@@ -248,20 +211,18 @@ class StoredReleases:
     def _plan_again(
         self, stored: Mapping[str, Any], part: QueryPart, params: Mapping[str, Any]
     ) -> Plan | None:
-        table = self._query.table
+        declared = table = part.queries[0].table
         try:
             if (by := params.get("by")) is not None and by not in table.columns:
                 table, _ = declare_groups(table, by)
             for name in _columns_of(params):
-                if name not in self._query.table.columns:
-                    table, _ = declare_computed(
-                        table, parse_row_expression(name, self._query.table)
-                    )
+                if name not in declared.columns:
+                    table, _ = declare_computed(table, parse_row_expression(name, declared))
             request = ReleaseRequest(
-                name=self._name,
+                name=release_name(declared, self._settings.asker),
                 mechanism=part.mechanism,
                 table=table,
-                scope=self._scope,
+                scope=self._settings.scope,
                 params={name: value for name, value in params.items() if value is not None},
                 blocks=tuple(stored.get("blocks", ())),
                 where=stored.get("where"),
@@ -270,6 +231,41 @@ class StoredReleases:
             return follow_request(make_plan(request, self._registry), stored)
         except InvalidInput:
             return None
+
+
+def _covers(part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str]) -> bool:
+    """Whether rows and groups of a stored release are enough for a part."""
+    query = part.queries[0]
+    asked = list_conditions(part, query.table)
+    extra = set(asked) - conditions
+    if not conditions <= set(asked) or not set(query.groups) <= set(groups):
+        return False
+    on_groups = {str(node) for node in list_group_conditions(query)}
+    tests = [make_key_test(asked[text], groups, query.table) for text in extra]
+    if not extra <= on_groups or any(test is None or not test.is_exact for test in tests):
+        return False
+    if set(query.groups) == set(groups):
+        return True
+    table = query.table
+    return (
+        part.mechanism == "aggregates"
+        and all(one.kind in ADDITIVE for one in part.measures)
+        and not any(is_private_node(table, node) for node in groups)
+    )
+
+
+def _read_groups(request: Mapping[str, Any], query: SelectQuery) -> tuple[Node, ...] | None:
+    """The groups of a stored request; None where the table has no such columns."""
+    by = request.get("params", {}).get("by")
+    if request.get("mechanism") in ("arg_max", "histogram") or by is None:
+        return ()
+    return _read_stored_groups(by, query.table)
+
+
+def _read_conditions(request: Mapping[str, Any], query: SelectQuery) -> frozenset[str] | None:
+    """The parts of its condition, as texts."""
+    where = request.get("where")
+    return frozenset() if where is None else _read_stored_condition(where, query.table)
 
 
 @keep_parsed
