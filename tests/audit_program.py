@@ -30,17 +30,19 @@ def write_program(folder: Path) -> None:
         (folder / name).write_text(text)
 
 
-def start_program(file: str, folder: Path) -> subprocess.CompletedProcess[str]:
+def start_program(*files: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run it where `write_program` wrote it, without site packages: there is no dpflow to import."""
-    command = [sys.executable, "-E", "-s", "-S", "audit.py", file]
+    command = [sys.executable, "-E", "-s", "-S", "audit.py", *files]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def run_audit(export: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """What it says of an export."""
+def run_audit(export: str, folder: Path, *notes: str) -> subprocess.CompletedProcess[str]:
+    """What it says of an export, and of checkpoints kept elsewhere."""
     write_program(folder)
-    (folder / "ledger.jsonl").write_text(export)
-    return start_program("ledger.jsonl", folder)
+    files = {"ledger.jsonl": export} | {f"note-{n}.txt": note for n, note in enumerate(notes)}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    return start_program(*files, folder=folder)
 
 
 def export_text(ledger: Ledger) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpflow.counted import counted
-from dpflow.ledger.books.records import VerificationReport
+from dpflow.ledger import VerificationReport
 
 
 @pytest.mark.parametrize(

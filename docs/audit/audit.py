@@ -1,5 +1,6 @@
-"""The rules of a dpflow ledger in other words: python audit.py EXPORT.jsonl, or LEDGER.sqlite"""
+"""The rules of a dpflow ledger in other words: python audit.py EXPORT.jsonl or LEDGER.sqlite [CHECKPOINT ...]"""
 
+import base64
 import hashlib
 import json
 import sqlite3
@@ -8,6 +9,7 @@ import sys
 from costs import KEY, LARGEST, account, entries, holds, least_cost, path_of
 from decisions import Decisions
 from shapes import FIELDS, read_body
+from signatures import note_signers
 
 NOBODY = "nobody (generalisation-only)"
 RULES = "grant propose reserve join retry settle resolve answer verdict recover witness"
@@ -133,11 +135,28 @@ def judge(rows, audit):
     return ""
 
 
+def compare(audit, files):
+    """What is wrong with checkpoints kept elsewhere, and the witnesses that scopes demand and none of them is by."""
+    missing = {rule["witness"][0] for rule, *_ in audit.granted.values() if "witness" in rule}
+    for file in files:
+        with open(file, encoding="utf-8") as stream:
+            signers, lines = note_signers(stream.read(), missing)
+        size, head = int(lines[1]), base64.b64decode(lines[2]).hex()
+        if not 0 < size <= len(audit.heads) or audit.heads[size - 1] != head:
+            return f"the history does not extend {file}", missing
+        missing = missing - signers
+    return "", missing
+
+
 def main():
     audit = Audit()
     if not __debug__:
         sys.exit("python -O leaves out every check: run it without")
-    if wrong := judge(entries(sys.argv[1] if len(sys.argv) == 2 else "ledger.jsonl"), audit):
+    file, *notes = sys.argv[1:] or ["ledger.jsonl"]
+    if wrong := judge(entries(file), audit):
+        sys.exit(wrong)
+    wrong, missing = compare(audit, notes)
+    if wrong:
         sys.exit(wrong)
     for scope, blocks in sorted(audit.spent.items()):
         for block, units in sorted(blocks.items()):
@@ -150,6 +169,9 @@ def main():
     if audit.own:
         print("who charges could write the checkpoints in entries", audit.own, file=sys.stderr)
     print("all within the rules; the last hash is", audit.last, file=sys.stderr)
+    if missing:
+        names = ", ".join(sorted(key.split("+")[0] for key in missing))
+        sys.exit(f"NOT compared with a witness: name the newest checkpoint by {names}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def open_view() -> BudgetView:
         folder, keys = extras.get("checkpoints"), extras.get("keys") or ()
         return BudgetView(
             ledger_target(connection),
-            checkpoints=Path(folder) if folder else None,
+            checkpoints=str(folder) if folder else None,
             keys=[keys] if isinstance(keys, str) else [str(key) for key in keys],
         )
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hmac
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -24,7 +23,10 @@ def command(
         str, typer.Option(help="Where a proxy shows the page, such as /budget.")
     ] = "",
     checkpoints: Annotated[
-        Path | None, typer.Option(help="A folder of signed checkpoints, to be held against it.")
+        str | None,
+        typer.Option(
+            help="A folder or another place of signed checkpoints, to be held against it; DPFLOW_LEDGER_WITNESS if left out."
+        ),
     ] = None,
     key: Annotated[
         list[str] | None,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dpflow.ledger.audit.statement import Statement as Statement
     from dpflow.ledger.audit.statement import StatementLine as StatementLine
     from dpflow.ledger.audit.statement import StatementTotal as StatementTotal
+    from dpflow.ledger.audit.verification_report import VerificationReport as VerificationReport
     from dpflow.ledger.books.records import AnswerRecord as AnswerRecord
     from dpflow.ledger.books.records import Entry as Entry
     from dpflow.ledger.books.records import GrantProposal as GrantProposal
@@ -32,7 +33,6 @@ if TYPE_CHECKING:
     from dpflow.ledger.books.records import SettledRequest as SettledRequest
     from dpflow.ledger.books.records import Settlement as Settlement
     from dpflow.ledger.books.records import Slot as Slot
-    from dpflow.ledger.books.records import VerificationReport as VerificationReport
     from dpflow.ledger.books.records import make_slot as make_slot
     from dpflow.ledger.books.releases import ReleaseCharge as ReleaseCharge
     from dpflow.ledger.ledger import Ledger as Ledger
@@ -60,7 +60,7 @@ _MODULES = {
     "Statement": "dpflow.ledger.audit.statement",
     "StatementLine": "dpflow.ledger.audit.statement",
     "StatementTotal": "dpflow.ledger.audit.statement",
-    "VerificationReport": "dpflow.ledger.books.records",
+    "VerificationReport": "dpflow.ledger.audit.verification_report",
     "make_slot": "dpflow.ledger.books.records",
 }
 __all__ = list(_MODULES)

@@ -20,7 +20,7 @@ from dpflow.errors import (
     WitnessBehind,
 )
 from dpflow.ledger.audit.recheck import RESERVED_KINDS
-from dpflow.ledger.audit.witness import open_place
+from dpflow.ledger.audit.witness import open_place, read_newest
 from dpflow.ledger.books import charges, data_claims, releases, sessions, witnesses
 from dpflow.ledger.books.records import (
     AnswerRecord,
@@ -36,7 +36,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
 from dpflow.ledger.budgets import BudgetLedger
-from dpflow.ledger.history.checkpoint import Signer, select_newest
+from dpflow.ledger.history.checkpoint import Signer
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
@@ -466,7 +466,7 @@ class Ledger(BudgetLedger):
 
     def _compare_with_witness(self, scopes: set[str]) -> None:
         """Before the first charge of each scope, where DPFLOW_LEDGER_WITNESS is set: a history that a newest checkpoint there is
-        ahead of was restored, perhaps to before the scope demanded it (`select_newest`). What comes later is found by what this object
+        ahead of was restored, perhaps to before the scope demanded it (`read_newest`). What comes later is found by what this object
         remembers (`Anchor.remember`).
 
         A place out of reach says nothing: the demand alone holds, and the next charge looks again. A look that takes long
@@ -479,12 +479,10 @@ class Ledger(BudgetLedger):
         with self._begin_reading() as state:
             keys = witnesses.list_keys(state, paths)
         try:
-            place = open_place(name)
-            newest = select_newest(
-                place.notes(),
+            newest = read_newest(
+                open_place(name),
                 self._anchor.ledger_id,
                 lambda point: keys | witnesses.stated_keys(point, paths),
-                is_ordered=place.is_ordered,
             )
         except LedgerUnavailable:
             end = time.monotonic()
@@ -513,9 +511,7 @@ class Ledger(BudgetLedger):
         place = open_place(name)
         with self._begin_reading() as state:
             keys = witnesses.list_keys(state)
-        newest = select_newest(
-            place.notes(), self._anchor.ledger_id, lambda _: keys, is_ordered=place.is_ordered
-        )
+        newest = read_newest(place, self._anchor.ledger_id, lambda _: keys)
         is_own = bool(key) or (bool(newest) and place.may_be_written())
         for stored in newest.values():
             with self._begin_writing() as writer:

@@ -401,7 +401,7 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
     Args:
         summaries: of the scopes that it is about.
     """
-    view, alarms = visit.view, list[tuple[str, object]]()
+    view, alarms, summaries = visit.view, list[tuple[str, object]](), [*summaries]
     for seq in view.faults()[:10]:
         alarms.append(
             (
@@ -414,6 +414,15 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
         :10
     ]
     good = [note for note in notes if not note.problem]
+    alarms += [
+        (
+            "witness",
+            f"{scope.scope} demands checkpoints of a witness, and this page can compare with none: name their place, by --checkpoints "
+            f"or DPFLOW_LEDGER_WITNESS.",
+        )
+        for scope in (summary.scope for summary in summaries)
+        if scope.filter.witness is not None and not good
+    ]
     if good and dt.datetime.now(dt.UTC) - dt.datetime.fromisoformat(good[0].at) > _OLD:
         alarms.append(
             (
@@ -482,7 +491,9 @@ def show_checkpoints(visit: Visit) -> Page:
     ]
     heads = ("File", "#Entries", "=Of (UTC)", "Signed by", "State")
     about = "This page verifies nothing: it has no key. A checkpoint was verified by who signed it, up to its entry."
-    empty = "No checkpoints were named. Write them with dpflow ledger checkpoint, and name their folder."
+    empty = (
+        "No checkpoints are known. Write them with dpflow ledger checkpoint, and name their place."
+    )
     return Page(
         "Checkpoints",
         "checkpoints",

@@ -22,7 +22,7 @@ INTERNALS = ROOT / "docs" / "internals" / "ledger.md"
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The page's commands in its order; then a note that looks like a charge, and a second export."""
     folder = tmp_path_factory.mktemp("ledger")
-    run_page(PAGE, folder)
+    run_page(PAGE, folder=folder)
     write_program(folder)
     ledger = Ledger(folder / "moved.sqlite")
     ledger.record("note", {"charges": [["visits", "", 10**12, 0, 0]]}, principal="somebody")
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_audit_adds_up_the_spend(folder: Path) -> None:
     """What was charged, and no damage goes unseen."""
-    done = start_program("second.jsonl", folder)
+    done = start_program("second.jsonl", folder=folder)
     assert done.returncode == 0, done.stderr
     rows = [json.loads(line) for line in done.stdout.splitlines()]
     assert [(r["scope"], r["granted"], r["units"][:2]) for r in rows] == [
@@ -46,7 +46,7 @@ def test_the_audit_adds_up_the_spend(folder: Path) -> None:
     for damage in (lines[:2] + lines[3:], smaller):
         assert damage != lines
         (folder / "damaged.jsonl").write_text("".join(damage))
-        assert start_program("damaged.jsonl", folder).returncode != 0
+        assert start_program("damaged.jsonl", folder=folder).returncode != 0
 
 
 def test_every_test_that_the_page_names_exists() -> None:

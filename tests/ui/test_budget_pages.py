@@ -17,7 +17,7 @@ import pytest
 from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.ledger import BudgetView, Ledger
 from dpflow.ledger.books.records import Remaining
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.storage import schema
 from dpflow.ui.pages import PAGES
 
@@ -354,10 +354,33 @@ def test_checkpoints_say_what_they_vouch_for(books: Books, visit: Any) -> None:
     )
     assert "does not hold the entry" in unsigned["other.txt"]
     assert "other.txt" in visit(view={"checkpoints": folder}).get("alarms")
-    assert "No checkpoints were named" in visit().get("checkpoints")
-    assert "cannot be read" in visit(view={"checkpoints": folder / "nowhere"}).get(
-        "checkpoints", 422
-    )
+    assert "No checkpoints are known" in visit().get("checkpoints")
+    lost = visit(view={"checkpoints": folder / "nowhere"})
+    assert "cannot be read" in lost.get("checkpoints") and "cannot be read" in lost.get("alarms")
+
+
+def test_the_page_looks_at_the_witness_by_itself(
+    books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scope that demands one is an alarm while there is none to compare with, or its place is out of reach."""
+    nightly, folder = Signer.create("nightly"), books.folder / "witness"
+    demand = {"witness": nightly.public_text, "witness_every": 9}
+    books.ledger.grant("watched", 1, 0, table=None, filter="basic", principal="o", **demand)
+    assert "watched demands checkpoints of a witness" in visit().get("alarms")
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(folder))
+    assert "cannot be read" in visit().get("alarms")
+    folder.mkdir()
+    assert "watched demands checkpoints of a witness" in visit().get("alarms")
+    books.ledger.witness(folder)  # the owner's, whom this scope does not trust
+    assert "no trusted key signed" in visit().get("alarms")
+    books.ledger.record("note", {}, principal="o")
+    books.ledger.witness(folder, nightly)
+    (folder / "000000000001.txt").unlink()
+    (folder / "000000000002.txt").rename(folder / "000000000001.txt")
+    page = visit()
+    assert "checkpoint" not in page.get("alarms") and "nightly" in page.get("checkpoints")
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", "http://127.0.0.1:1/w")
+    assert "the witness's place http://127.0.0.1:1/w cannot be read" in visit().get("alarms")
 
 
 def test_a_checkpoint_that_a_recovery_names_is_no_alarm(books: Books, visit: Any) -> None:

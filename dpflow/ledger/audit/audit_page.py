@@ -14,6 +14,7 @@ from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.counted import counted
 from dpflow.html_page import begin_page
+from dpflow.ledger.audit.verification_report import VerificationReport
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
 from dpflow.ledger.history.checkpoint import Checkpoint
 
@@ -49,7 +50,7 @@ class AuditPage:
         since, until: the period, from the first on and before the second; None is no bound.
         checkpoints: signed ones, each with whose key signed it and why the history does not extend it
             ("" if it does), as `CheckpointTrace.explain` says.
-        checked_after: entries up to this one were not verified; 0 if all were.
+        checked: the verification of the entries.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class AuditPage:
         scope: str,
         since: Point | None,
         until: Point | None,
-        checkpoints: Sequence[tuple[Checkpoint, str, str]] = (),
-        checked_after: int = 0,
+        checkpoints: Sequence[tuple[Checkpoint, str, str]],
+        checked: VerificationReport,
     ) -> None:
         self._scope, self._since, self._until = scope, since, until
-        self._checkpoints, self._checked_after = checkpoints, checked_after
+        self._checkpoints, self._checked = checkpoints, checked
         self._grants: list[Entry] = []
         self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
         self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
@@ -123,17 +124,22 @@ class AuditPage:
             for block, cost in sorted(self._total.costs[""].items())
             for rest in [self._amounts(cost)]
         ]
-        verified = "The whole history was verified for this page."
-        if self._checked_after:
+        checked = self._checked
+        verified = "The whole history was verified for this page"
+        if checked.checked_after:
             verified = (
-                f"Entries behind {self._checked_after} were verified for this page; those before were not rechecked, a "
-                f"checkpoint was trusted."
+                f"Entries behind {checked.checked_after} were verified for this page; those before were not rechecked, a "
+                f"checkpoint was trusted"
             )
+        refuted = any(problem for *_, problem in self._checkpoints)
+        compared = (
+            "the history does NOT extend every checkpoint below" if refuted else checked.comparison
+        )
         return "".join(
             [
                 begin_page(title, width="70rem", style=_STYLE),
                 f"<p>{escape(period)}</p>\n",
-                f"<p>{verified} Newest: {escape(self._newest)}. ",
+                f"<p>{escape(f'{verified}; {compared}. Newest: {self._newest}. ')}",
                 "The page is not signed: compare it with a signed checkpoint.</p>\n",
                 _render_table("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
                 _render_table("Grants", _GRANT, self._grant_rows()),

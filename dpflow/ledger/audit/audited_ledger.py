@@ -17,12 +17,11 @@ import sqlalchemy as sa
 from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit import recheck
 from dpflow.ledger.audit.witness import Witnessed, add_checkpoint, open_place
-from dpflow.ledger.books import charges, releases, sessions
+from dpflow.ledger.books import charges, releases, sessions, witnesses
 from dpflow.ledger.books.records import (
     Entry,
     Point,
     Settlement,
-    VerificationReport,
     checked_name,
     checked_principal,
     path_of,
@@ -43,6 +42,7 @@ if TYPE_CHECKING:
     from dpflow.ledger.audit import recovery
     from dpflow.ledger.audit.failures import FailureReport
     from dpflow.ledger.audit.statement import Group, Statement
+    from dpflow.ledger.audit.verification_report import VerificationReport, WitnessLook
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
@@ -154,11 +154,11 @@ class AuditedLedger(SealedDatabase):
         with self._begin_reading() as state:
             charges.get_scope(state, scope)
         checked = self.verify()
-        if not checked.ok:
+        if checked.problems:
             raise LedgerCorrupt(f"nothing is stated that does not verify: {checked.problems[0]}")
         from dpflow.ledger.audit.statement import StatementReader
 
-        reader = StatementReader(scope, since, until, by)
+        reader = StatementReader(scope, since, until, by, comparison=checked.comparison)
         reader.add_entries(itertools.islice(self.stream_history(), checked.entries))
         return reader.make_statement()
 
@@ -192,19 +192,14 @@ class AuditedLedger(SealedDatabase):
         """
         with self._begin_reading() as state:
             charges.get_scope(state, scope)
-        points = [self._open_checkpoint(note, keys) for note in checkpoints]
-        with self._database.begin_reading() as transaction:
-            trace, expected, problems, after = self._verify_within(
-                transaction, points, new_only=new_only and bool(points)
-            )
+        checked, answers, problems = self._verify(checkpoints, keys, new_only and bool(checkpoints))
         if problems:
             raise LedgerCorrupt(f"nothing is reported that does not verify: {problems[0]}")
-        answers = [(point, signer, trace.explain(point)) for point, signer in points]
         from dpflow.ledger.audit.audit_page import AuditPage
 
-        page = AuditPage(scope, since, until, answers, after)
+        page = AuditPage(scope, since, until, answers, checked)
         # What was written since was not verified.
-        page.add_entries(itertools.islice(self.stream_history(), expected.entries))
+        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
         return page.render_html()
 
     def _select_entries(
@@ -249,16 +244,46 @@ class AuditedLedger(SealedDatabase):
         Raises:
             LedgerCorrupt: no trusted key signed the checkpoint.
         """
-        points = [] if since is None else [self._open_checkpoint(since, keys)]
+        return self._verify([] if since is None else [since], keys, new_only)[0]
+
+    def _verify(
+        self, notes: Sequence[str], keys: Sequence[str], new_only: bool
+    ) -> tuple[VerificationReport, list[tuple[Checkpoint, str, str]], list[str]]:
+        """Verify, and compare with these checkpoints and the witness's; returns the report, each checkpoint with its signer
+        and why the history does not extend it, and what is wrong beside that.
+        """
+        from dpflow.ledger.audit import verification_report as reports
+
+        points = [self._open_checkpoint(note, keys) for note in notes]
+        # Before the transaction, which then reads no less than was signed by now.
+        look = self._look_at_witness(keys)
         with self._database.begin_reading() as transaction:
             trace, expected, problems, after = self._verify_within(
-                transaction, points, new_only=new_only
+                transaction, points, new_only=new_only, witnessed=look.points
             )
-        compared = points[0][0].size if points else None
-        found = *problems, *trace.problems
-        declared = tuple(expected.self_declared)
-        warnings = *trace.warnings, *expected.warnings
-        return VerificationReport(expected.entries, found, compared, warnings, after, declared)
+        problems += [look.problem] if look.problem else []
+        demands = expected.list_demands()
+        brought = {key for note in notes for key in witnesses.signed_by(note, demands)[0]}
+        pairs = [*points, *look.points]
+        report = reports.VerificationReport(
+            expected.entries,
+            (*problems, *trace.problems),
+            reports.list_compared(points, look, trace.vouched),
+            tuple(look.list_gaps(demands, brought)),
+            (*trace.warnings, *expected.warnings, *look.warnings),
+            after,
+            tuple(expected.self_declared),
+        )
+        return report, [(point, name, trace.explain(point)) for point, name in pairs], problems
+
+    def _look_at_witness(self, keys: Sequence[str]) -> WitnessLook:
+        from dpflow.ledger.audit.verification_report import look_at_witness
+
+        demanded = set(keys)
+        # Not proved: whoever changes a demand is found by the verification.
+        with contextlib.suppress(LedgerCorrupt), self._database.begin_reading() as transaction:
+            demanded |= witnesses.list_keys(LedgerState(transaction, ""))
+        return look_at_witness(self._anchor.ledger_id, demanded, set(self._own_keys()))
 
     def _verify_within(
         self,
@@ -266,12 +291,14 @@ class AuditedLedger(SealedDatabase):
         points: Sequence[tuple[Checkpoint, str]] = (),
         marked: bool = True,
         new_only: bool = False,
+        witnessed: Sequence[tuple[Checkpoint, str]] = (),
     ) -> tuple[recovery.CheckpointTrace, recheck.Recheck, list[str], int]:
         """What goes by, what the entries leave, all that is wrong, and the entry behind which it was
         checked; without the mark's own problems if ``marked`` is false.
 
         Args:
             new_only: start at the earliest of the checkpoints, if it can be.
+            witnessed: further checkpoints to compare with, which nobody trusts as a start.
         """
         from dpflow.ledger.audit import recovery, verify
         from dpflow.ledger.audit.forward import ForwardCheck
@@ -287,9 +314,9 @@ class AuditedLedger(SealedDatabase):
             auditor.start = start.size, start.head
             forward.require_mark(auditor.mark)
             expected, entries = forward.start(), forward.entries()
-        trace = recovery.CheckpointTrace(points, self._anchor.ledger_id, expected)
+        trace = recovery.CheckpointTrace([*points, *witnessed], self._anchor.ledger_id, expected)
         if forward is not None and start is not None:
-            trace.start(forward.first, start)
+            trace.start(forward.signed_rows(point for point, _ in witnessed), start)
         for row in auditor.pass_entries(trace.pass_entries(entries)):
             expected.apply_entry(row)
         found = []

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -23,9 +24,9 @@ from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
 from dpflow.ledger.audit.shown_releases import RELEASES, ShownRelease, find_entries, show_releases
-from dpflow.ledger.audit.signed_notes import SignedNote, read_notes
+from dpflow.ledger.audit.signed_notes import SignedNote, hold_notes, read_texts
 from dpflow.ledger.audit.statement import PageStatement, Settled, read_newest
-from dpflow.ledger.books import charges, grants
+from dpflow.ledger.books import charges, grants, witnesses
 from dpflow.ledger.books.records import (
     NEAR_END,
     Entry,
@@ -42,6 +43,7 @@ from dpflow.ledger.storage.statements import Prepared, Transaction, match_column
 #: Seconds after which a charge without a result is called an orphan: no task draws for so long.
 ORPHAN_AGE = 3600
 _CHUNK = 2_000  # entries that are indexed in one go, about 20 ms
+_FRESH = 60  # seconds for which checkpoints are not read again: their place may be far away
 _PATIENCE = 0.15  # seconds that a page waits for the index; the rest is read behind it
 
 _E, _A, _R, _S = schema.entry.c, schema.account.c, schema.release.c, schema.scope.c
@@ -205,8 +207,9 @@ class BudgetView:
 
     Args:
         target: a path, or a ``postgresql+psycopg://`` URL whose login may be a ``dpflow_reader``.
-        checkpoints: a folder of signed checkpoints, or one of them; None shows none.
-        keys: verifier keys of who signs them.
+        checkpoints: a file, a folder or another place of signed checkpoints; DPFLOW_LEDGER_WITNESS if left out, and none
+            without that.
+        keys: verifier keys of who signs them; of DPFLOW_LEDGER_WITNESS those that scopes demand if left out.
 
     Raises:
         InvalidInput: there is no ledger, or the target is no place of one.
@@ -215,10 +218,17 @@ class BudgetView:
     """
 
     def __init__(
-        self, target: str | Path, *, checkpoints: Path | None = None, keys: Sequence[str] = ()
+        self,
+        target: str | Path,
+        *,
+        checkpoints: str | Path | None = None,
+        keys: Sequence[str] = (),
     ) -> None:
         self._database = ReadOnlyDatabase(target)
-        self._checkpoints, self._keys = checkpoints, tuple(keys)
+        self._is_witness = checkpoints is None
+        self._checkpoints = str(checkpoints or os.environ.get("DPFLOW_LEDGER_WITNESS", ""))
+        self._keys = tuple(keys)
+        self._texts: tuple[float, list[tuple[str, str]] | str] = -_FRESH, []
         self._lock = threading.Lock()
         self._index = HistoryIndex()
         self._reader: threading.Thread | None = None
@@ -456,16 +466,33 @@ class BudgetView:
             return list(self._index.faults)
 
     def checkpoints(self) -> list[SignedNote]:
-        """Signed checkpoints, the newest first, each with what is wrong with it."""
-        if self._checkpoints is None:
-            return []
+        """Signed checkpoints, the newest first, each with what is wrong with it. Where the place cannot be read, one that
+        says so.
+        """
+        texts = self._read_texts()
+        if isinstance(texts, str):
+            return [SignedNote("the place of checkpoints", 0, "", "", None, texts)]
         with self._read() as (transaction, index):
 
             def hash_at(seq: int) -> str | None:
                 row = transaction.first(_HASH_AT, seq=seq)
                 return None if row is None else str(row.hash)
 
-            return read_notes(self._checkpoints, self._keys, hash_at, index.recoveries)
+            keys: Collection[str] = self._keys
+            if self._is_witness and not keys:
+                keys = witnesses.list_keys(LedgerState(transaction, ""))
+            return hold_notes(texts, keys, hash_at, index.recoveries)
+
+    def _read_texts(self) -> list[tuple[str, str]] | str:
+        """The checkpoints as they are at their place, or were there a minute ago; or why they cannot be read."""
+        begun, texts = self._texts
+        if self._checkpoints and time.monotonic() >= begun + _FRESH:
+            try:
+                texts = read_texts(self._checkpoints)
+            except DpflowError as error:
+                texts = str(error).rstrip(".")
+            self._texts = time.monotonic(), texts
+        return texts
 
     @contextlib.contextmanager
     def _read(self) -> Iterator[tuple[Transaction, HistoryIndex]]:

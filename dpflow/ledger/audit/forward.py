@@ -75,6 +75,12 @@ class ForwardCheck:
         """The entries behind the checkpoint, by number."""
         return self._transaction.stream(_AFTER, seq=self._point.size)
 
+    def signed_rows(self, points: Iterable[Checkpoint]) -> list[Any]:
+        """The entry of the start, behind those that earlier ones of these checkpoints name."""
+        earlier = {point.size for point in points if point.size < self._point.size}
+        rows = self._load_entries(earlier)
+        return [*(rows[n] for n in sorted(rows)), *([] if self.first is None else [self.first])]
+
     def require_mark(self, mark: Seen) -> None:
         """Note it as a problem if a mark that is older than the checkpoint is not in the history."""
         if NOTHING[0] < mark[0] <= self._point.size:

@@ -279,6 +279,11 @@ class Recheck:
             del self._heads[: (first - self._first_head) * _HEAD_SIZE]
             self._first_head = first
 
+    def list_demands(self) -> dict[str, str]:
+        """Scopes by the verifier key of the witness that each demands."""
+        filters = {name: _parse_filter(row["filter"])[0] for name, row in self.scopes.items()}
+        return {rule.witness.key: name for name, rule in filters.items() if rule.witness}
+
     @property
     def warnings(self) -> Iterator[str]:
         """Checkpoints of witnesses that prove less than they seem to."""

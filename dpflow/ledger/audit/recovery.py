@@ -13,7 +13,7 @@ import contextlib
 import datetime as dt
 import json
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
@@ -93,11 +93,10 @@ class CheckpointTrace:
         }
         self.taken_over: set[str] = set()
 
-    def start(self, row: Any, point: Checkpoint) -> None:
-        """Begin behind an entry that was signed; None if it is gone."""
+    def start(self, rows: Iterable[Any], point: Checkpoint) -> None:
+        """Begin behind the last of these entries, which were signed."""
         self._earlier = point.recoveries
-        if row is not None:
-            deque(self.pass_entries([row]), 0)
+        deque(self.pass_entries(rows), 0)
 
     def pass_entries(self, rows: Any) -> Iterator[Any]:
         """All entries by number, as they come."""
@@ -237,9 +236,14 @@ class CheckpointTrace:
             if not _covers(signed.get(account, Cost()), cost)
         ]
 
+    @property
+    def vouched(self) -> set[str]:
+        """Texts of the checkpoints that the history extends, or that a recovery took over."""
+        return self._extended | self.taken_over
+
     def explain(self, point: Checkpoint) -> str:
         """Why the history does not vouch for a checkpoint; "" if it does."""
-        if point.text in self._extended | self.taken_over:
+        if point.text in self.vouched:
             return ""
         if point.ledger_id != self._ledger_id:
             return f"the checkpoint is of ledger {point.ledger_id}, this one is {self._ledger_id}"

@@ -1,17 +1,19 @@
-"""Signed checkpoints as files, held against a history without its anchor."""
+"""Signed checkpoints, in files or at a witness's place, held against a history without its anchor."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger.audit.witness import open_place
+from dpflow.ledger.audit.witness_stores import MAX_BYTES, name_note
 from dpflow.ledger.history.checkpoint import open_note, parse_note
 
 Recovered = tuple[str, int, str]  # a checkpoint's ledger, size and head
 _MOST_FILES = 100  # of a folder, the newest
-_MOST_BYTES = 20_000_000
 
 
 @dataclass(frozen=True)
@@ -35,34 +37,43 @@ class SignedNote:
     recovered_at: int | None = None
 
 
-def read_notes(
-    place: Path,
-    keys: Sequence[str],
-    hash_at: Callable[[int], str | None],
-    recoveries: Mapping[Recovered, int],
-) -> list[SignedNote]:
-    """The checkpoints of a folder, or the one of a file: that of most entries first.
-
-    Args:
-        keys: verifier keys that are trusted; without one no signature is checked.
-        hash_at: the hash of an entry by its number, None if there is none.
-        recoveries: ledger, size and head of checkpoints that recoveries name, with their entries' numbers.
+def read_texts(place: str) -> list[tuple[str, str]]:
+    """Name and text of the newest checkpoints of a folder, of one file, or of another place of a witness.
 
     Raises:
-        InvalidInput: the place cannot be read.
+        LedgerUnavailable, LedgerCorrupt, InvalidInput: the place cannot be read, or something was taken away there.
     """
+    folder = Path(place)
+    if "://" in place or place.startswith("git+"):
+        newest = itertools.islice(open_place(place).notes(), _MOST_FILES)
+        return [(name_note(number), text) for number, text in newest]
     try:
-        files = [f for f in place.iterdir() if f.is_file()] if place.is_dir() else [place]
+        files = [f for f in folder.iterdir() if f.is_file()] if folder.is_dir() else [folder]
         files.sort(key=lambda file: file.stat().st_mtime, reverse=True)
-        texts = [
+        return [
             (file.name, file.read_text(encoding="utf-8", errors="replace"))
             for file in files[:_MOST_FILES]
-            if file.stat().st_size <= _MOST_BYTES
+            if file.stat().st_size <= MAX_BYTES
         ]
     except OSError as error:
         raise InvalidInput(
             f"the checkpoints in {place} cannot be read ({error.strerror}); name a folder of signed notes"
         ) from None
+
+
+def hold_notes(
+    texts: Iterable[tuple[str, str]],
+    keys: Collection[str],
+    hash_at: Callable[[int], str | None],
+    recoveries: Mapping[Recovered, int],
+) -> list[SignedNote]:
+    """Checkpoints as the history says of them: that of most entries first.
+
+    Args:
+        keys: verifier keys that are trusted; without one no signature is checked.
+        hash_at: the hash of an entry by its number, None if there is none.
+        recoveries: ledger, size and head of checkpoints that recoveries name, with their entries' numbers.
+    """
     notes = [_read_note(name, text, keys, hash_at, recoveries) for name, text in texts]
     return sorted(notes, key=lambda note: -note.size)
 
@@ -70,7 +81,7 @@ def read_notes(
 def _read_note(
     name: str,
     note: str,
-    keys: Sequence[str],
+    keys: Collection[str],
     hash_at: Callable[[int], str | None],
     recoveries: Mapping[Recovered, int],
 ) -> SignedNote:
@@ -81,7 +92,7 @@ def _read_note(
         return SignedNote(name, 0, "", "", None, "this file is no checkpoint of a ledger")
     if keys:
         try:
-            _, signer = open_note(note, keys)
+            _, signer = open_note(note, [*keys])
         except (LedgerCorrupt, InvalidInput) as error:
             problem = str(error)
     if not problem and hash_at(point.size) != point.head:

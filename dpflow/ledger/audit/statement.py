@@ -90,6 +90,7 @@ class Statement:
         by: what the totals are grouped by.
         unit_epsilon, unit_delta: as of the last line; "0" before the first charge.
         newest: number and hash of the last entry that was read, all of them verified.
+        comparison: with which checkpoint kept elsewhere they were compared, or why with none.
     """
 
     scope: str
@@ -101,6 +102,7 @@ class Statement:
     unit_epsilon: str
     unit_delta: str
     newest: tuple[int, str]
+    comparison: str
 
     def to_json(self) -> dict[str, Any]:
         """JSON for programs; amounts are decimal texts."""
@@ -118,7 +120,7 @@ class Statement:
         """The total of a unit, and how far the statement goes."""
         return (
             f"A unit with rows in all blocks has paid epsilon {self.unit_epsilon or 'without bound'}, delta "
-            f"{self.unit_delta or 'without bound'} in all. Verified to entry {self.newest[0]}."
+            f"{self.unit_delta or 'without bound'} in all. Verified to entry {self.newest[0]}; {self.comparison}."
         )
 
     def render_html(self) -> str:
@@ -210,6 +212,7 @@ class StatementReader:
         since, until: the period, from the first on and before the second; None is no bound.
         opening: what each account had spent before the first entry that is read.
         rule: the scope's filter then; None if it was not granted.
+        comparison: see `Statement`.
     """
 
     def __init__(
@@ -221,9 +224,10 @@ class StatementReader:
         *,
         opening: Mapping[str, Cost] | None = None,
         rule: Filter | None = None,
+        comparison: str = "",
     ) -> None:
         self._scope, self._since, self._until, self._by = scope, since, until, by
-        self._filter = rule
+        self._filter, self._comparison = rule, comparison
         self._sums: dict[str, Cost] = dict(opening or {})
         self._total = sum(self._sums.values(), Cost())
         self._lines: list[dict[str, Any]] = []
@@ -350,6 +354,7 @@ class StatementReader:
             tuple(totals),
             *self._unit_total(),
             self._newest,
+            self._comparison,
         )
 
 

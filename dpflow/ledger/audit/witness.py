@@ -104,6 +104,13 @@ def open_place(name: str) -> WitnessPlace:
     return {"http": HttpPlace, "https": HttpPlace, "s3": ObjectPlace}.get(scheme, TablePlace)(name)
 
 
+def read_newest(
+    place: WitnessPlace, ledger_id: str, find_keys: Callable[[Checkpoint], Set[str]]
+) -> dict[str, StoredCheckpoint]:
+    """The newest checkpoint of a ledger at a place; arguments as of `select_newest`, errors as of `WitnessPlace.notes`."""
+    return select_newest(place.notes(), ledger_id, find_keys, is_ordered=place.is_ordered)
+
+
 def add_checkpoint(
     place: WitnessPlace,
     ledger_id: str,

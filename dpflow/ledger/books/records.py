@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -22,7 +22,6 @@ from dpflow.core.accounting.privacy_filters import (
     Cost,
     Filter,
 )
-from dpflow.counted import counted
 from dpflow.errors import InvalidInput, LedgerCorrupt
 
 if TYPE_CHECKING:
@@ -443,61 +442,3 @@ def units_text(units: int, unit: Fraction) -> str:
     below zero.
     """
     return "inf" if units >= SATURATED else exact_text(max(units, 0) * unit)
-
-
-@dataclass(frozen=True)
-class VerificationReport:
-    """Outcome of a verification.
-
-    Attributes:
-        entries: how many were verified.
-        problems: everything that does not hold.
-        compared_with: number of the entry of the checkpoint that was compared; None without one.
-        warnings: what changes no sum and may mislead people, such as clocks that went back.
-        checked_after: entries up to this one were not checked again: the checkpoint was trusted.
-        self_declared: checked grants, proposals and approvals that nobody signed: their principal is what
-            a login called itself. So are recoveries that state other terms of a scope than the history.
-    """
-
-    entries: int
-    problems: tuple[str, ...]
-    compared_with: int | None = None
-    warnings: tuple[str, ...] = ()
-    checked_after: int = 0
-    self_declared: tuple[int, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether nothing was changed, dropped, reordered or restored."""
-        return not self.problems
-
-    def to_json(self) -> dict[str, Any]:
-        """JSON for programs."""
-        return {"ok": self.ok, **asdict(self)}
-
-    def __str__(self) -> str:
-        if not self.ok:
-            return f"{counted(self.entries, 'entry', 'entries')}, NOT verified: " + "; ".join(
-                self.problems
-            )
-        compared = f"compared with the checkpoint of entry {self.compared_with}"
-        if self.compared_with is None:
-            compared = (
-                "compared with no checkpoint kept elsewhere (--since FILE), so a database and an anchor that were restored "
-                "together would not be noticed"
-            )
-        number, rest = self.entries - self.checked_after, ""
-        if self.checked_after:
-            rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
-        lines = [
-            f"{counted(number, 'entry', 'entries')} verified: chain, anchor and sums hold; {compared}{rest}"
-        ]
-        if self.self_declared:
-            first = ", ".join(map(str, self.self_declared[:5]))
-            more = len(self.self_declared) - 5
-            lines.append(
-                f"self-declared, not signed: the decisions about grants in "
-                f"{'entry' if len(self.self_declared) == 1 else 'entries'} {first}"
-                f"{f' and {more} more' if more > 0 else ''}"
-            )
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])

@@ -261,7 +261,7 @@ def test_the_program_says_no_where_its_checks_are_left_out(history, tmp_path):
     command = [sys.executable, "-O", "audit.py", "ledger.jsonl"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode and "leaves out every check" in done.stderr
-    done = start_program("gone.jsonl", tmp_path)
+    done = start_program("gone.jsonl", folder=tmp_path)
     assert done.returncode and "Traceback" not in done.stderr
 
 

@@ -159,7 +159,8 @@ def test_a_forged_export_is_refused(papers, forgery):
 def test_the_genuine_export_is_taken(papers):
     """The control of the test above."""
     lines, taken = papers
-    assert taken(lines).verify().ok
+    report = taken(lines).verify()
+    assert not report.problems and "no checkpoint by nightly" in str(report)
 
 
 def test_another_banks_export_is_refused(papers, tmp_path, ask):

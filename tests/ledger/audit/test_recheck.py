@@ -161,7 +161,7 @@ def test_a_legal_history_passes_both(ledger: Ledger, place: Any, ask: Any, tmp_p
     done = run_audit(stream.getvalue(), tmp_path)
     assert done.returncode == 0 and '"units": [300000000000, 0, 0]' in done.stdout, done.stderr
     if "://" not in place.target:
-        done = start_program(place.target, tmp_path)
+        done = start_program(place.target, folder=tmp_path)
         assert "all within the rules" in done.stderr
 
 

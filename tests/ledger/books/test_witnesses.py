@@ -57,7 +57,14 @@ def state_of(ledger):
 def agree(ledger, tmp_path, early=None):
     """Full and forward verification and the audit program hold."""
     assert ledger.verify().ok, ledger.verify()
-    assert run_audit(export_text(ledger), tmp_path).returncode == 0
+    alone = run_audit(export_text(ledger), tmp_path)
+    assert "all within the rules" in alone.stderr and alone.returncode == 1
+    assert "NOT compared with a witness: name the newest checkpoint by nightly" in alone.stderr
+    note = ledger.checkpoint(NIGHTLY)
+    assert run_audit(export_text(ledger), tmp_path, note).returncode == 0
+    origin, size, rest = note.split("\n", 2)
+    other = "\n".join([origin, str(int(size) - 1), rest])
+    assert "does not extend note-1" in run_audit(export_text(ledger), tmp_path, note, other).stderr
     if early is not None:
         report = ledger.verify(since=early, new_only=True)
         assert report.ok and report.checked_after, report
@@ -104,7 +111,10 @@ def test_a_session_waits_too_and_a_quota_for_the_scope_above(watched, keep, ask)
     with pytest.raises(WitnessBehind, match="'flights/a'"):
         ask.reserve(watched, "d2", scope="flights/a")
     watched.open_session(ask.key("g2"), **ask.terms(), state={"left": 1}, exclusive=False)
-    assert watched.verify().ok
+    report = watched.verify()
+    assert not report.problems and [point.signer for point in report.compared_with] == ["nightly"]
+    assert "no checkpoint by other, the witness of scope 'flights/a', is at" in str(report)
+    assert not report.ok
 
 
 def test_only_the_named_key_and_this_history_count(watched, keep, ask, make_place, tmp_path):
@@ -125,7 +135,9 @@ def test_only_the_named_key_and_this_history_count(watched, keep, ask, make_plac
     place.add(2, other.checkpoint(NIGHTLY))
     with pytest.raises(WitnessBehind):
         ask.reserve(watched, "d3")
-    assert watched.verify().ok and state_of(watched) == (1, 3)
+    report = watched.verify()
+    assert not report.problems and not report.compared_with and state_of(watched) == (1, 3)
+    assert "NOT compared with a witness: no checkpoint by nightly" in str(report)
 
 
 def witnesses_place(name):
@@ -152,7 +164,16 @@ def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
     with pytest.raises(LedgerUnavailable, match="witness|no checkpoint can be read") as late:
         ask.reserve(watched, "d3")
     assert late.value.retryable
-    assert ask.spent(watched) == {"": "0.3"} and watched.verify().ok
+    assert ask.spent(watched) == {"": "0.3"}
+    for report in (watched.verify(), watched.verify(since=watched.checkpoint(), new_only=True)):
+        assert not report.problems and not report.ok and len(report.gaps) == 1, report
+        assert "chain, anchor and sums hold; " in str(report)
+        assert "NOT compared with a witness: " in str(report)
+    brought = watched.verify(since=watched.checkpoint(NIGHTLY), keys=[NIGHTLY.public_text])
+    assert brought.ok == (kind == "no place") and brought.compared_with, brought
+    page = watched.report("flights")
+    assert "NOT compared with a witness: " in page
+    assert "NOT compared with a witness: " in watched.statement("flights").summary
 
 
 def test_terms_of_a_witness(place):
@@ -246,7 +267,11 @@ def test_a_restored_copy_is_found_at_its_first_charge(restored, keep, ask):
         with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 4"):
             ask.reserve(restored(), name)
     ledger = restored()
-    assert ledger.verify().ok
+    report = ledger.verify()
+    assert "does not extend the checkpoint of entry 4" in str(report) and not report.ok
+    assert "does NOT extend every checkpoint below" in ledger.report("flights")
+    with pytest.raises(LedgerCorrupt, match="nothing is stated"):
+        ledger.statement("flights")
     with pytest.raises(LedgerCorrupt, match="does not extend"):
         ask.answer_once(ledger)
     with pytest.raises(LedgerCorrupt, match="does not extend"):
@@ -277,7 +302,8 @@ def test_a_copy_older_than_the_grant_is_found_too(
     with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 4"):
         ask.reserve(copy, "d1")
     ask.reserve(copy, "x", scope="free")
-    assert ask.spent(copy) == {"": "0"} and copy.verify().ok
+    assert ask.spent(copy) == {"": "0"}
+    assert "does not extend the checkpoint of entry 4" in str(copy.verify())
     # Of another ledger, or signed by a key that it does not name, a note stops nobody.
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(tmp_path / "other"))
@@ -561,7 +587,7 @@ def test_two_processes_that_sign_for_themselves(
     assert ask.spent(watched) == {"": "0.1"}
     report = watched.verify()
     assert report.ok and "accidents only" in report.warnings[0]
-    assert run_audit(export_text(watched), tmp_path).returncode == 0
+    assert run_audit(export_text(watched), tmp_path, watched.checkpoint(NIGHTLY)).returncode == 0
 
 
 def test_what_another_process_brought_first_counts(watched, keep, ask, monkeypatch):

@@ -1,0 +1,200 @@
+"""What a verification found, and which checkpoints kept elsewhere it was held against."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dpflow.counted import counted
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger.audit.witness import open_place, read_newest
+from dpflow.ledger.audit.witness_stores import name_note
+from dpflow.ledger.books.witnesses import stated_keys
+from dpflow.ledger.history.checkpoint import Checkpoint, StoredCheckpoint, parse_public_key
+
+_PLACE = "DPFLOW_LEDGER_WITNESS"
+
+
+@dataclass(frozen=True)
+class WitnessLook:
+    """What is at the place of a ledger's witnesses, read before the ledger is.
+
+    Attributes:
+        newest: the newest checkpoint there by each trusted verifier key.
+        unreachable: why nothing could be read there; "" if it could.
+        problem: what was changed or taken away there; "" if nothing was.
+        is_named: whether a place is named at all.
+        is_own: whether this user could write there.
+    """
+
+    newest: Mapping[str, StoredCheckpoint] = field(default_factory=dict)
+    unreachable: str = ""
+    problem: str = ""
+    is_named: bool = False
+    is_own: bool = False
+
+    @property
+    def points(self) -> list[tuple[Checkpoint, str]]:
+        """The checkpoints, each with the name of who signed it."""
+        return [(stored.point, parse_public_key(key)[0]) for key, stored in self.newest.items()]
+
+    @property
+    def warnings(self) -> list[str]:
+        """What these checkpoints do not prove."""
+        own = f"this user could write at the place that {_PLACE} names: evidence against accidents only"
+        return [own] if self.is_own else []
+
+    def list_gaps(self, demands: Mapping[str, str], compared: Set[str]) -> list[str]:
+        """Why the ledger is held against fewer witnesses than it should be.
+
+        Args:
+            demands: scopes by the verifier key of the witness that each demands.
+            compared: verifier keys of checkpoints that the caller brought.
+        """
+        if self.unreachable:
+            return [self.unreachable]
+        missing = {k: scope for k, scope in demands.items() if k not in {*self.newest, *compared}}
+        where = (
+            f"is at the place that {_PLACE} names"
+            if self.is_named
+            else f"is known ({_PLACE} names no place)"
+        )
+        gaps = [
+            f"no checkpoint by {parse_public_key(key)[0]}, the witness of scope {scope!r}, {where}"
+            for key, scope in missing.items()
+        ]
+        if self.is_named and not (self.newest or gaps or self.problem):
+            gaps.append(
+                f"no checkpoint of this ledger by a trusted key {where}; name the verifier key of who signs there (--key KEY)"
+            )
+        return gaps
+
+
+def look_at_witness(ledger_id: str, demanded: Set[str], trusted: Set[str]) -> WitnessLook:
+    """Read the place that DPFLOW_LEDGER_WITNESS names, if it names one.
+
+    Args:
+        demanded: verifier keys that scopes demand or the caller named. A checkpoint may state others: a copy of the ledger
+            may be older than the grant that demands them.
+        trusted: those that count where nobody demands any.
+    """
+    name = os.environ.get(_PLACE)
+    if not name:
+        return WitnessLook()
+
+    def find_keys(point: Checkpoint) -> Set[str]:
+        return (demanded | stated_keys(point, {scope for scope, *_ in point.scopes})) or trusted
+
+    is_own, newest = False, dict[str, StoredCheckpoint]()
+    try:
+        place = open_place(name)
+        newest = read_newest(place, ledger_id, find_keys)
+        with contextlib.suppress(LedgerUnavailable):
+            is_own = bool(newest) and place.may_be_written()
+    except LedgerUnavailable as error:
+        return WitnessLook(unreachable=str(error), is_named=True)
+    except LedgerCorrupt as error:
+        return WitnessLook(problem=str(error), is_named=True)
+    return WitnessLook(newest, is_named=True, is_own=is_own)
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A checkpoint that the history extends.
+
+    Attributes:
+        size: number of the last entry that it covers.
+        signer: the name of who signed it.
+        file: which one it is of those at the witness's place; "" for one that the caller brought.
+    """
+
+    size: int
+    signer: str
+    file: str = ""
+
+    def __str__(self) -> str:
+        found = f" by {self.signer}, {self.file} at {_PLACE}" if self.file else ""
+        return f"the checkpoint of entry {self.size}{found}"
+
+
+@dataclass(frozen=True)
+class VerificationReport:
+    """Outcome of a verification.
+
+    Attributes:
+        entries: how many were verified.
+        problems: everything that does not hold.
+        compared_with: checkpoints kept elsewhere that the history extends.
+        gaps: why it was not held against a witness that is configured or that a scope demands.
+        warnings: what changes no sum and may mislead people, such as clocks that went back.
+        checked_after: entries up to this one were not checked again: the checkpoint was trusted.
+        self_declared: checked grants, proposals and approvals that nobody signed: their principal is what
+            a login called itself. So are recoveries that state other terms of a scope than the history.
+    """
+
+    entries: int
+    problems: tuple[str, ...]
+    compared_with: tuple[Compared, ...] = ()
+    gaps: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    checked_after: int = 0
+    self_declared: tuple[int, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing was changed, dropped, reordered or restored, by everything that was to be compared."""
+        return not self.problems and not self.gaps
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON for programs."""
+        return {"ok": self.ok, **asdict(self)}
+
+    @property
+    def comparison(self) -> str:
+        """With what it was compared, as the end of a sentence."""
+        parts = []
+        if self.compared_with:
+            parts.append("compared with " + " and ".join(map(str, self.compared_with)))
+        if self.gaps:
+            parts.append(f"NOT compared with a witness: {'; '.join(self.gaps)}")
+        return "; ".join(parts) or (
+            "compared with no checkpoint kept elsewhere (--since FILE), so a database and an anchor that were restored "
+            "together would not be noticed"
+        )
+
+    def __str__(self) -> str:
+        if self.problems:
+            return f"{counted(self.entries, 'entry', 'entries')}, NOT verified: " + "; ".join(
+                [*self.problems, *self.gaps]
+            )
+        number, rest = self.entries - self.checked_after, ""
+        if self.checked_after:
+            rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
+        lines = [
+            f"{counted(number, 'entry', 'entries')} verified: chain, anchor and sums hold; {self.comparison}{rest}"
+        ]
+        if self.self_declared:
+            first = ", ".join(map(str, self.self_declared[:5]))
+            more = len(self.self_declared) - 5
+            lines.append(
+                f"self-declared, not signed: the decisions about grants in "
+                f"{'entry' if len(self.self_declared) == 1 else 'entries'} {first}"
+                f"{f' and {more} more' if more > 0 else ''}"
+            )
+        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+
+
+def list_compared(
+    points: Iterable[tuple[Checkpoint, str]], look: WitnessLook, extended: Set[str]
+) -> tuple[Compared, ...]:
+    """Those of the checkpoints whose text is among ``extended``: the caller's, then those of a witness's place."""
+    brought = [Compared(p.size, signer) for p, signer in points if p.text in extended]
+    found = [
+        Compared(stored.point.size, parse_public_key(key)[0], name_note(stored.number))
+        for key, stored in look.newest.items()
+        if stored.point.text in extended
+    ]
+    return (*brought, *found)
