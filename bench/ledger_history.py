@@ -25,7 +25,7 @@ from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Slot
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
-from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
+from dpflow.ledger.history.state import STORE_NODE, TABLES, build_root, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
@@ -103,8 +103,8 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
     # Rows are believed only below a root that an entry seals: one more real entry, as an import's.
     with ledger._begin_writing() as writer:
         read, nodes = writer.transaction.stream, list[dict[str, Any]]()
-        items = sorted(list_items(lambda table: read(TABLES[table.name].select_all)))
-        writer.state.root = build_nodes(
+        items = list_items(lambda table: read(TABLES[table.name].select_all))
+        writer.state.root = build_root(
             items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body})
         )
         writer.transaction.many(STORE_NODE, nodes)

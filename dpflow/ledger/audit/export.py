@@ -23,7 +23,7 @@ from dpflow.ledger.audit.release_state import name_fixed, read_body, read_fixed
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, answer_digest, open_answer
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher, DataKey
-from dpflow.ledger.history.state import STORE_NODE, TABLES, build_nodes, list_items
+from dpflow.ledger.history.state import STORE_NODE, TABLES, build_root, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_insert
 
@@ -157,7 +157,8 @@ def restore_tables(
     expected = recheck_entries(auditor.pass_entries(rows))
     if wrong := [*auditor.problems, *expected.problems]:
         raise LedgerCorrupt(f"the export does not verify under this anchor: {wrong[0]}")
-    closed = sorted(name for name, row in expected.releases.items() if row.state == "open")
+    unsettled = expected.releases.unsettled().items()
+    closed = sorted(name for name, row in unsettled if row.state == "open")
     expected.close_sessions()
     return expected.entries, closed, fill_tables(transaction, cipher, expected, exported, {})
 
@@ -173,7 +174,8 @@ def fill_tables(
     returns their root. Raises `LedgerCorrupt` if a result or answer is not the one that the history
     names.
     """
-    keys = {name: cipher.make_key(*name) for name in sorted(expected.keys)}
+    settled = {(n, 0) for n, row in expected.releases.items() if row.state == "settled"}
+    keys = {name: cipher.make_key(*name) for name in sorted(expected.keys | settled)}
     # Grants before entries: a trigger holds every later one against the newest entry.
     for table, rows in _small_tables(expected):
         _write_rows(transaction, _INSERTS[table], rows)
@@ -181,13 +183,14 @@ def fill_tables(
         transaction.many(_INSERTS[schema.entry], some)
         charged = [_release_row(e, expected, keys, secrets) for e in some if e["kind"] in _CHARGES]
         transaction.many(_INSERTS[schema.release], charged)
+        transaction.many(_INSERTS[schema.slot], [*_slot_rows(some)])
         transaction.send_changes()
     _write_rows(transaction, _SET_RESULT, _result_rows(expected, exported, keys))
     _write_rows(transaction, _INSERTS[schema.answer], _answer_rows(expected, exported, keys))
     cipher.store_keys(transaction, keys.values())
-    items = sorted(list_items(lambda table: transaction.stream(TABLES[table.name].select_all)))
+    items = list_items(lambda table: transaction.stream(TABLES[table.name].select_all))
     nodes: list[dict[str, Any]] = []
-    root = build_nodes(items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body}))
+    root = build_root(items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body}))
     transaction.many(STORE_NODE, nodes)
     return root
 
@@ -223,8 +226,16 @@ def _small_tables(expected: Recheck) -> Iterator[tuple[sa.Table, Iterable[dict[s
     columns = TABLES["dpflow_verdict"].names
     verdicts = sorted(expected.verdicts.items())
     yield schema.verdict, [dict(zip(columns, (*key, *words))) for key, words in verdicts]
-    names = ("run", "instance", "release_id")
-    yield schema.slot, (dict(zip(names, slot)) for slot in sorted(expected.slots))
+
+
+def _slot_rows(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The rows of the task instances that asked by these entries."""
+    for entry in entries:
+        if entry["kind"] in (*_CHARGES, "join"):
+            slot = json.loads(entry["body"])["slot"]
+            if slot is not None:
+                run, instance = slot
+                yield {"run": run, "instance": instance, "release_id": entry["release_id"]}
 
 
 def _pass_again(

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 from dpflow.errors import DpflowError, LedgerCorrupt
 from dpflow.ledger.audit import verify
 from dpflow.ledger.audit.recheck import Recheck
-from dpflow.ledger.audit.release_state import ReleaseState, read_body
+from dpflow.ledger.audit.release_state import ReleaseState, digest_values, read_body
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS
 from dpflow.ledger.history import chain
@@ -147,7 +147,7 @@ class ForwardCheck:
         self._past = set(expected.releases) - self._opened.keys()
         for row in self._look_up(TABLES[schema.slot.name].lookup, "run", self._runs):
             if tuple(row) not in self._own_slots:
-                expected.slots.add(tuple(row))
+                expected.slots.add(digest_values(tuple(row)))
         for row in self._look_up(_ANSWERS, "session_id", self._opened):
             if row.version <= self._opened[row.session_id][4]:
                 expected.answers[row.session_id, row.query] = row.version, row.answer_digest
@@ -210,7 +210,7 @@ class ForwardCheck:
         if table is schema.data:
             return self._look_up(TABLES[table.name].lookup, "name", self._names)
         if table is schema.slot:
-            return self._look_up(TABLES[table.name].lookup, "run", self._runs)
+            return sorted(self._look_up(TABLES[table.name].lookup, "run", self._runs))
         if table is schema.answer:
             wrapped = {(row.release_id, row.version): row.wrapped for row in self.key_rows()}
             return [

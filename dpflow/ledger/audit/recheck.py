@@ -26,7 +26,12 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.counted import counted
 from dpflow.errors import DpflowError
-from dpflow.ledger.audit.release_state import ReleaseState, digest_values, read_body
+from dpflow.ledger.audit.release_state import (
+    ReleaseState,
+    ReleaseStates,
+    digest_values,
+    read_body,
+)
 from dpflow.ledger.books import data_claims
 from dpflow.ledger.books.grants import find_signers, is_signed, may_follow, require_persons
 from dpflow.ledger.books.records import is_same_principal, path_of
@@ -98,12 +103,13 @@ class Recheck:
         self.proposals: dict[str, dict[str, Any]] = {}
         self._proposed: dict[str, Any] = {}  # the entry of each proposal
         self.accounts: dict[str, dict[str, Cost]] = {}
-        self.releases: dict[str, ReleaseState] = {}
-        self.slots: set[tuple[str, str, str]] = set()
+        self.releases = ReleaseStates()
+        #: Digests of run, instance and release of each task instance that asked.
+        self.slots: set[bytes] = set()
         self.data: dict[str, dict[str, Any]] = {}
         self.answers: dict[tuple[str, str], tuple[int, str]] = {}
         self.verdicts: dict[tuple[str, int], tuple[str, int | None]] = {}
-        #: Release and version of everything that was encrypted.
+        #: Session and version of every answer and state that was encrypted; each settled release has one of version 0.
         self.keys: set[tuple[str, int]] = set()
         self.root, self.head, self.entries = "", "", 0
         self.marks: set[tuple[int, str]] = set()
@@ -313,7 +319,7 @@ class Recheck:
         self._debit_accounts(scope, body, entry)
         self._keys.add(key)
         if body["slot"] is not None:
-            self.slots.add((*body["slot"], name))
+            self.slots.add(digest_values((*body["slot"], name)))
         for claim in claims:
             row = self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
             # The last gate counts and the first partition stays.
@@ -395,7 +401,7 @@ class Recheck:
 
     def _apply_join(self, entry: Any, body: dict[str, Any]) -> None:
         self._release_of(entry)
-        slot = (*body["slot"], entry.release_id)
+        slot = digest_values((*body["slot"], entry.release_id))
         _require(slot not in self.slots, "joins a release a second time")
         self.slots.add(slot)
 
@@ -411,7 +417,7 @@ class Recheck:
         _require(attempt >= release.fenced_below, "settles an attempt that was fenced")
         release.state, release.snapshot = "settled", body["snapshot"]
         release.result_digest = str(body["result"])
-        self.keys.add((entry.release_id, 0))
+        self.releases.pack(entry.release_id)
 
     def _apply_resolve(self, entry: Any, body: dict[str, Any]) -> None:
         release = self._release_of(entry, "reserved", "open")
@@ -442,7 +448,8 @@ class Recheck:
     # --- the whole ledger ---------------------------------------------------------------------
 
     def _apply_import(self, entry: Any, body: dict[str, Any]) -> None:
-        still_open = sorted(name for name, row in self.releases.items() if row.state == "open")
+        unsettled = self.releases.unsettled().items()
+        still_open = sorted(name for name, row in unsettled if row.state == "open")
         _require(body["closed"] == still_open, "closes other sessions than those that are open")
         _require(body["entries"] == entry.seq - 1, "continues a history of another length")
         self.close_sessions()
@@ -521,9 +528,7 @@ class Recheck:
         _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
         for name in closed:
             self.scopes[name] = self.scopes[name] | {"closed": 1, "seq": entry.seq}
-        unsettled = {
-            n: row for n, row in self.releases.items() if row.state in ("reserved", "open")
-        }
+        unsettled = self.releases.unsettled()
         _require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
         for name in body["data"]:
             self.data.setdefault(name, {"first": "", "gate": None, "partition": None})

@@ -299,8 +299,7 @@ def make_checkpoint(
         tuple(sorted(expected.account_rows(), key=lambda row: row[:2])),
         tuple(
             (name, row.seq, row.attempts, row.fenced_below, row.version, row.secret_digest)
-            for name, row in sorted(expected.releases.items())
-            if row.state in ("reserved", "open")
+            for name, row in sorted(expected.releases.unsettled().items())
         ),
         tuple(
             row["seq"]

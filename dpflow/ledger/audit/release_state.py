@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import marshal
-from collections.abc import Mapping, Sequence
+import struct
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import blake2b
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -92,3 +93,75 @@ class ReleaseState:
     def is_asked(self, row: Sequence[Any]) -> bool:
         """Whether what was asked is what a stored row says."""
         return self.fixed == digest_values(_fixed_of_row(row))
+
+
+#: Digest of what was asked, entry, attempts, fence, scope, whether there is a snapshot, result's digest, snapshot.
+_PACKED = struct.Struct("<16sQIII?32s32s")
+_NO_SNAPSHOT = "0" * 64
+
+
+class ReleaseStates:
+    """States by release. What is settled changes no more, and is kept as a hundred bytes."""
+
+    def __init__(self) -> None:
+        self._states: dict[str, ReleaseState | bytes] = {}
+        self._scopes: list[str] = []
+        self._numbers: dict[str, int] = {}
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._states
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._states)
+
+    def __setitem__(self, name: str, state: ReleaseState) -> None:
+        self._states[name] = state
+
+    def __delitem__(self, name: str) -> None:
+        del self._states[name]
+
+    def __getitem__(self, name: str) -> ReleaseState:
+        state = self._states[name]
+        return self._unpack(state) if isinstance(state, bytes) else state
+
+    def get(self, name: str) -> ReleaseState | None:
+        """The state of a release; None for one that was never charged."""
+        return self[name] if name in self._states else None
+
+    def items(self) -> Iterator[tuple[str, ReleaseState]]:
+        """Every release with its state, in the order they were charged. Changing one that is settled has no effect."""
+        return ((name, self[name]) for name in self._states)
+
+    def unsettled(self) -> dict[str, ReleaseState]:
+        """Those that are reserved or open."""
+        pairs = [(n, s) for n, s in self._states.items() if not isinstance(s, bytes)]
+        return {name: state for name, state in pairs if state.state in ("reserved", "open")}
+
+    def pack(self, name: str) -> None:
+        """Keep a settled release in less room, if all of it is what a ledger writes."""
+        state = self._states[name]
+        assert isinstance(state, ReleaseState)
+        number = self._numbers.setdefault(state.scope, len(self._numbers))
+        if number == len(self._scopes):
+            self._scopes.append(state.scope)
+        snapshot = _NO_SNAPSHOT if state.snapshot is None else state.snapshot
+        try:
+            texts = [bytes.fromhex(text) for text in (state.result_digest or "", snapshot)]
+            numbers = state.seq, state.attempts, state.fenced_below, number
+            packed = _PACKED.pack(state.fixed, *numbers, state.snapshot is not None, *texts)
+            is_whole = self._unpack(packed).changing() == state.changing()
+        except (ValueError, TypeError, struct.error):
+            return
+        if is_whole:
+            self._states[name] = packed
+
+    def _unpack(self, packed: bytes) -> ReleaseState:
+        fixed, seq, attempts, fence, scope, has_snapshot, *texts = _PACKED.unpack(packed)
+        state = ReleaseState(fixed, seq, self._scopes[scope], "reserve", "settled", None)
+        state.attempts, state.fenced_below = attempts, fence
+        state.result_digest, snapshot = (text.hex() for text in texts)
+        state.snapshot = snapshot if has_snapshot else None
+        return state

@@ -92,7 +92,9 @@ class RowIndex:
         self.single = not table.info.get("group")
         select = sa.select(*self.columns)
         self.select = Prepared(select.where(match_columns(*(table.c[n] for n in self.identity))))
-        self.select_all = Prepared(select)
+        order = () if self.single else [table.c[name] for name in self.identity]
+        #: All rows, those of a group one after the other.
+        self.select_all = Prepared(select.order_by(*order))
         self.lookup = prepare_lookup(self.columns, [table.c[name] for name in self.identity])
         self.insert = prepare_insert(table)
         self.handle = table.info.get("handle")
@@ -497,23 +499,59 @@ def build_nodes(items: Sequence[str], store: Callable[[str, str], object], prefi
     return _write_node(prefix, _BRANCH + "".join(children), store)
 
 
+def build_root(items: Iterable[str], store: Callable[[str, str], object]) -> str:
+    """The root of all items, in whatever order. Each is kept as the 64 bytes that it is.
+
+    Args:
+        store: as of `build_nodes`.
+
+    Raises:
+        TypeError: an item of a row that no ledger wrote.
+    """
+    buckets = [bytearray() for _ in range(256)]
+    for item in items:
+        if len(item) != _ITEM:
+            raise TypeError
+        packed = bytes.fromhex(item)
+        buckets[packed[0]] += packed
+    return _build_packed(buckets, store, "")
+
+
+def _build_packed(
+    buckets: Sequence[bytearray], store: Callable[[str, str], object], prefix: str
+) -> str:
+    size, step = _ITEM // 2, len(buckets) // 16
+    if not step or sum(map(len, buckets)) <= BUCKET * size:
+        packed = b"".join(buckets)
+        items = sorted(packed[at : at + size] for at in range(0, len(packed), size))
+        return build_nodes([item.hex() for item in items], store, prefix)
+    parts = [buckets[at : at + step] for at in range(0, len(buckets), step)]
+    children = [
+        _build_packed(part, store, prefix + digit) if any(part) else _ABSENT
+        for digit, part in zip(_HEX, parts, strict=True)
+    ]
+    return _write_node(prefix, _BRANCH + "".join(children), store)
+
+
 def list_items(rows_of: Callable[[sa.Table], Iterable[Any]]) -> Iterator[str]:
-    """All items of a database: path and digest in one text, in no order."""
+    """All items of a database: path and digest in one text, in no order.
+
+    Args:
+        rows_of: the rows of a table, those of a group one after the other.
+    """
     for form in TABLES.values():
         lists: dict[Any, list[Any]] = {}
-        groups: dict[tuple[Any, ...], list[Any]] = {}
-        for row in rows_of(form.table):
-            key = tuple([row[index] for index in form.places])
+        rows: Iterable[Any] = rows_of(form.table)
+        if not form.single:
+            for key, group in itertools.groupby(rows, form.identify_row):
+                yield form.name_item(key) + str(form.digest_rows([*group]))
+            continue
+        for row in rows:
             if form.listed:
                 lists.setdefault(getattr(row, form.listed), []).append(row)
-            if form.single:
-                yield form.name_item(key) + str(form.digest_rows([row]))
-            else:
-                groups.setdefault(key, []).append(row)
-        for key, rows in groups.items():
-            yield form.name_item(key) + str(form.digest_rows(rows))
-        for value, rows in lists.items():
-            yield form.name_list(value) + str(form.digest_list(rows))
+            yield form.name_item(form.identify_row(row)) + str(form.digest_rows([row]))
+        for value, listed in lists.items():
+            yield form.name_list(value) + str(form.digest_list(listed))
 
 
 def _write_node(prefix: str, body: str, store: Callable[[str, str], object]) -> str:
