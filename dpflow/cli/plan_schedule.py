@@ -227,10 +227,10 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
         end = f"no (last run {row['last_run'][:10]})" if row["last_run"] else "no run"
     once = f"; once {row['once']['epsilon']}" if row["once"]["epsilon"] != "0" else ""
     before = f" ({row['runs_paid_before']} paid before)" if row["runs_paid_before"] else ""
-    if row["runs_changed"]:
+    if changed := row["runs_changed"]:
         before += (
-            f"; {row['runs_changed']} already paid for another release of the same interval, and need "
-            f"spend_again for this one"
+            f"; {len(changed)} already paid for another release of the same interval, and need spend_again for this one: "
+            f"{', '.join(changed[:3])}{f' and {len(changed) - 3} more' if changed[3:] else ''}"
         )
     costs = f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"
     rows = [

@@ -17,6 +17,7 @@ from dpflow.errors import (
     DpflowError,
     InvalidInput,
     LedgerUnavailable,
+    RetryConflict,
     WitnessBehind,
 )
 from dpflow.ledger.audit.recheck import RESERVED_KINDS
@@ -70,7 +71,7 @@ class Ledger(BudgetLedger):
         The same key again is free: settled, it returns the stored result; reserved, the caller
         takes the reservation over and draws afresh, because nothing of the first try was visible. A
         new mechanism version inside one slot keeps the slot's reservation. See
-        `dpflow.ledger.books.releases.find_release` for mapped inputs in another order.
+        `dpflow.ledger.books.releases.choose_release` for mapped inputs in another order.
 
         Args:
             terms: the fields of `ReleaseCharge`.
@@ -202,6 +203,15 @@ class Ledger(BudgetLedger):
         with self._begin_reading() as state:
             row = releases.find_by_key(state, key)
             return None if row is None else releases.proved_record(self._cipher, state, row)
+
+    def explain_conflict(self, ask: ReleaseCharge) -> str:
+        """Why a charge would be refused as a changed retry of what its slot released before; "" if it would not."""
+        with self._begin_reading() as state:
+            try:
+                releases.choose_release(state, ask)
+            except RetryConflict as conflict:
+                return str(conflict)
+        return ""
 
     def is_paid(self, scope: str, dag_id: str, run_identity: str, digest: str) -> bool:
         """Whether any task of a DAG run has paid for the plan of this digest.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine.releases.execute import check_scope, require_certified
+from dpflow.engine.releases.execute import check_scope, make_charge, require_certified
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -29,9 +29,12 @@ def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> st
     """One sentence: accepted now, already paid, or why it would be refused."""
     # As the charge does with a plan that was made without its ledger.
     plan = fit_plan(plan, registry or Registry.load(), ScopeFilters(ledger))
-    stored = ledger.find(RunIdentity.of_request(plan.request).key(plan))
+    run_identity = RunIdentity.of_request(plan.request)
+    stored = ledger.find(run_identity.key(plan))
     if stored is not None:
         return ALREADY_PAID
+    if conflict := ledger.explain_conflict(make_charge(plan, run_identity)):
+        return f"it would be refused: {conflict}"
     check_scope(plan, ledger)
     require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)

@@ -66,7 +66,7 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
         ],
         "runs": outlook.runs,
         "runs_paid_before": outlook.runs_paid_before,
-        "runs_changed": len(outlook.runs_changed),
+        "runs_changed": sorted(outlook.runs_changed),
         "exhausted": outlook.refused.isoformat() if outlook.refused else None,
         "exhausted_block": outlook.block,
         "last_run": outlook.last.isoformat() if outlook.last else None,

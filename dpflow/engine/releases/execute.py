@@ -107,7 +107,7 @@ def release_all(
         ]
         reservations = ledger.reserve_many(
             [
-                _make_charge(plan, run, ledger, spend_again, one)
+                make_charge(plan, run, spend_again, one.data, one.certifiers)
                 for (plan, run), one in zip(planned, checked)
             ]
         )
@@ -164,13 +164,14 @@ def _check_table(
     return _Checked(private, data_names(plan, ledger, private), certifiers)
 
 
-def _make_charge(
+def make_charge(
     plan: Plan,
     run_identity: RunIdentity,
-    ledger: Ledger,
-    spend_again: bool,
-    checked: _Checked,
+    spend_again: bool = False,
+    data: Sequence[str] = (),
+    certifiers: tuple[str, ...] = (),
 ) -> ReleaseCharge:
+    """What a run of a plan asks of the ledger; the fields are those of `ReleaseCharge`."""
     return ReleaseCharge(
         run_identity.key(plan),
         event=plan.event,
@@ -182,9 +183,9 @@ def _make_charge(
         request=plan.ledger_entry()
         | ({QUESTION: question} if (question := run_identity.question) else {})
         | ({SEALED_REQUEST: sealed} if (sealed := run_identity.sealed_request) else {}),
-        data=checked.data,
+        data=data,
         protects=plan.table.protection_text,
-        certified_by=checked.certifiers,
+        certified_by=certifiers,
     )
 
 

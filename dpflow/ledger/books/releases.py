@@ -128,6 +128,17 @@ class ReleaseCharge:
 
 
 def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
+    """As `choose_release`; a task instance that finds another's release joins it."""
+    row, state = choose_release(writer.state, ask), writer.state
+    if row is not None and ask.slot is not None:
+        slots = state.rows(schema.slot, run=ask.slot.run)
+        if (ask.slot.instance, row.id) not in {(slot.instance, slot.release_id) for slot in slots}:
+            state.insert(schema.slot, **vars(ask.slot), release_id=row.id)
+            writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": astuple(ask.slot)})
+    return row
+
+
+def choose_release(state: LedgerState, ask: ReleaseCharge) -> Any:
     """The release this ask already has; None when it is new and may be charged.
 
     A key finds its release whoever asks: inputs mapped in another order find theirs. A key that is
@@ -140,16 +151,12 @@ def find_release(writer: chain.Writer, ask: ReleaseCharge) -> Any:
     Raises:
         RetryConflict: a changed retry that may not pay.
     """
-    state = writer.state
     row = find_by_key(state, ask.key)
-    in_run = [] if ask.slot is None else state.rows(schema.slot, run=ask.slot.run)
-    slots = [slot for slot in in_run if ask.slot and slot.instance == ask.slot.instance]
-    if row is not None:
-        if ask.slot is not None and row.id not in {slot.release_id for slot in slots}:
-            state.insert(schema.slot, **vars(ask.slot), release_id=row.id)
-            writer.add_entry("join", row.scope, row.id, ask.principal, {"slot": astuple(ask.slot)})
+    if row is not None or ask.slot is None:
         return row
-    if ask.slot is None or not slots:
+    in_run = state.rows(schema.slot, run=ask.slot.run)
+    slots = [slot for slot in in_run if slot.instance == ask.slot.instance]
+    if not slots:
         return None
     before = [get_row(state, slot.release_id) for slot in slots]
     before.sort(key=lambda row: row.seq)

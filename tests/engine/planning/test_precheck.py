@@ -8,7 +8,7 @@ import pytest
 
 from dpflow import plan, release
 from dpflow.engine.planning.precheck import forecast
-from dpflow.errors import PlanRefused
+from dpflow.errors import PlanRefused, RetryConflict
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
 
@@ -55,6 +55,10 @@ def test_noise_that_is_left_to_choose_is_what_the_scope_can_pay(tiny: Tiny, mech
     assert not receipt.replayed and (receipt.epsilon, receipt.delta) == ("0.1", delta)
     assert forecast(make(), ledger) == "already paid: running it again is free"
     assert release(make(ledger=ledger), ledger).replayed
+    # An edit of what was paid for is refused, by the forecast's word, too.
+    with pytest.raises(RetryConflict) as refused_edit:
+        release(make(epsilon="0.05"), ledger)
+    assert forecast(make(epsilon="0.05"), ledger) == f"it would be refused: {refused_edit.value}"
 
 
 def test_a_scope_that_holds_gaussian_noise_gets_it(tiny: Tiny) -> None:

@@ -202,13 +202,13 @@ def test_an_earlier_valid_row_is_not_believed(ledger, place, ask, table, change)
             run(f"DELETE FROM {table.name} WHERE {where}", *at)
             if change == "put back":
                 run(insert, *old)
-            assert not ledger.verify().ok, row
+            assert ledger.verify().problems, row
             with pytest.raises(DpflowError) as refusal:
                 use(ledger, ask, 2 + tried)
             assert isinstance(refusal.value, LedgerCorrupt), (row, refusal.value)
             run(f"DELETE FROM {table.name} WHERE {where}", *at)
             run(insert, *row)
-            assert ledger.verify().ok, "what a refused charge left behind"
+            assert not ledger.verify().problems, "what a refused charge left behind"
             tried += 1
     expected = {"dpflow_slot": 0, "dpflow_answer": 0, "dpflow_verdict": 0}.get(table.name, 1)
     assert tried >= (expected if change == "put back" else 1)
@@ -225,7 +225,7 @@ def test_an_earlier_node_is_not_believed(ledger, place, ask, change):
             run("INSERT INTO dpflow_node VALUES (?, ?)", *old)
     with pytest.raises(LedgerCorrupt, match="dpflow_node is not what"):
         ask.reserve(ledger, "last")
-    assert not ledger.verify().ok
+    assert ledger.verify().problems
 
 
 def test_a_refusal_on_a_false_row_is_no_refusal(ledger, place, ask):
@@ -292,7 +292,7 @@ def test_names_cannot_be_taken_for_lists(ledger, ask):
     ledger.grant("all", 1, 0, table=None, filter="basic", protects="u", blocks=True, principal="o")
     ask.reserve(ledger, "first", scope="all", blocks=["flights", "all"])
     ask.reserve(ledger, "second")
-    assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok
+    assert ask.spent(ledger) == {"": "0.1"} and not ledger.verify().problems
 
 
 def test_many_new_blocks_are_listed_once(ledger, ask, monkeypatch):
@@ -310,7 +310,7 @@ def test_many_new_blocks_are_listed_once(ledger, ask, monkeypatch):
     blocks = [f"block {n}" for n in range(50)]
     ask.reserve(ledger, "many", scope="b", blocks=blocks)
     assert len(calls) <= 2  # as it was, and as it is now
-    assert ask.spent(ledger, "b") == dict.fromkeys(blocks, "0.1") and ledger.verify().ok
+    assert ask.spent(ledger, "b") == dict.fromkeys(blocks, "0.1") and not ledger.verify().problems
 
 
 def test_a_new_block_proves_no_others_sums(ledger, place, ask, monkeypatch):
@@ -340,7 +340,7 @@ def test_a_new_block_proves_no_others_sums(ledger, place, ask, monkeypatch):
     ):
         with pytest.raises(LedgerCorrupt, match="dpflow_account is not what"):
             read()
-    assert not ledger.verify().ok
+    assert ledger.verify().problems
     place.sql(f"DELETE FROM dpflow_account {row}")
     with pytest.raises(LedgerCorrupt, match="dpflow_account is not what"):
         ask.reserve(ledger, "new", scope="b", blocks=["block 13"])
@@ -383,4 +383,4 @@ def test_a_list_shows_what_its_transaction_changed(ledger, ask):
         assert writer.state.list_rows(schema.account, "flights") == [changed] != rows
         writer.state.update(schema.account, changed, epsilon=row.epsilon)
         assert writer.state.list_rows(schema.account, "flights") == rows
-    assert ask.spent(ledger) == {"": before} and ledger.verify().ok
+    assert ask.spent(ledger) == {"": before} and not ledger.verify().problems
