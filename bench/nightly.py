@@ -14,8 +14,9 @@ import tempfile
 import time
 from pathlib import Path
 
+from bench.bulk_history import grow
 from bench.timing import hold, show, show_bars
-from bench.verification import AT_ONCE, make_ledger, spend
+from bench.verification import AT_ONCE, spend
 
 ENTRIES, NEW = 1_000_000, 1_000
 #: The most seconds and MiB of a full verification of a million entries, and seconds of a checkpoint.
@@ -37,7 +38,7 @@ def main(entries: int = ENTRIES, new: int = NEW) -> None:
     """Make a history, verify and sign it, add to it, and time the next checkpoint."""
     with tempfile.TemporaryDirectory(prefix="dpflow-bench-") as name:
         folder = Path(name)
-        ledger = make_ledger(folder, entries // 2, at_once=1000)
+        ledger = grow(folder, entries)
         verified = _measure("verification", name)
         spend(ledger, range(new // 2 // AT_ONCE), AT_ONCE, "new")
         checkpoint = _measure("checkpoint", name)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import sys
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -34,6 +35,7 @@ from dpflow.counted import counted
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Entry, Ledger, VerificationReport
+from dpflow.ledger.audit.entry_text import explain_entry
 from dpflow.ledger.books.records import read_point
 from dpflow.ledger.history.anchor import default_folder
 
@@ -134,6 +136,12 @@ def history(
     ] = None,
     since: SinceOption = None,
     principal: Annotated[str | None, typer.Option(help="Only what this principal did.")] = None,
+    kind: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Only entries of this kind, such as grant, recover or refuse; may be repeated."
+        ),
+    ] = None,
     limit: Annotated[
         int | None,
         typer.Option(min=1, help="How many of the newest; 50 in a table, else all, if left out."),
@@ -151,15 +159,15 @@ def history(
         limit = 50
     entries: Iterable[Entry]
     if service := find_service(ledger):
-        asked = service.history(scope, since=since, principal=principal, limit=limit or 1000)
-        entries = [Entry(**entry) for entry in asked]
+        found = service.history(scope, since=since, principal=principal, limit=1000 if kind else limit or 1000)
+        entries = (Entry(**entry) for entry in found)
     else:
         book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
-        entries = (
-            book.stream_history(scope, since=first, principal=principal)
-            if limit is None
-            else book.history(scope, since=first, principal=principal, limit=limit)
-        )
+        entries = book.stream_history(scope, since=first, principal=principal)
+        if limit is not None and not kind:
+            entries = book.history(scope, since=first, principal=principal, limit=limit)
+    if kind:
+        entries = deque((entry for entry in entries if entry.kind in kind), limit)
     if form == "json":
         # An array, written as it comes: a history may not fit into memory.
         start = "["
@@ -175,7 +183,8 @@ def history(
             rows.writerow(spreadsheet_cells((entry.to_json() | {"body": text}).values()))
     else:
         columns = ("seq", "at", "kind", "scope", "principal", "release_id")
-        show_table("history", columns, ([getattr(e, c) for c in columns] for e in entries))
+        rows_shown = ([*(getattr(e, c) for c in columns), explain_entry(e)] for e in entries)
+        show_table("history", [*columns, "what"], rows_shown)
 
 
 @app.command()

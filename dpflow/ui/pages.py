@@ -9,8 +9,7 @@ from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.periods import next_start
-from dpflow.core.accounting.privacy_filters import SATURATED, Filter
-from dpflow.errors import DpflowError
+from dpflow.core.accounting.privacy_filters import SATURATED
 from dpflow.ledger import (
     BudgetState,
     Entry,
@@ -18,7 +17,8 @@ from dpflow.ledger import (
     ShownRelease,
     SignedNote,
 )
-from dpflow.ledger.books.records import stored_json, units_text
+from dpflow.ledger.audit.entry_text import explain_entry
+from dpflow.ledger.books.records import units_text
 from dpflow.ui import markup
 from dpflow.ui.account_pages import show_reconciliation, show_statement
 from dpflow.ui.figures import burn_down, describe_event, make_figures
@@ -535,34 +535,8 @@ def _make_entry_row(entry: Entry) -> tuple[object, ...]:
         scope,
         release,
         entry.principal,
-        _explain_entry(entry),
+        explain_entry(entry),
     )
-
-
-def _explain_entry(entry: Entry) -> str:
-    """What an owner decided; of other entries nothing but their kind is shown."""
-    try:
-        return _describe_decision(entry)
-    # Edited by hand, so that it may say anything.
-    except (DpflowError, ValueError, TypeError, LookupError, AttributeError):
-        return "cannot be read; run dpflow ledger verify"
-
-
-def _describe_decision(entry: Entry) -> str:
-    if entry.kind in ("grant", "propose"):
-        rule = Filter.from_json(stored_json(entry.body["filter"]))
-        each = f", each {rule.period}" if rule.period else ""
-        return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}{each}"
-    if entry.kind == "suite":
-        done = "registered" if entry.body["registered"] else "withdrawn"
-        return f"suite {entry.body['suite'][:12]} of table {entry.body['table']}: {done}"
-    if entry.kind == "refuse":
-        scope, block = entry.body["account"]
-        return f"{scope}{f', block {block},' if block else ''} could not pay"
-    if entry.kind in ("resolve", "recover", "reanchor"):
-        decision = entry.body.get("decision")
-        return f"{f'{decision}: ' if decision else ''}{entry.body.get('reason', '')}"
-    return ""
 
 
 def _render_facts(facts: Iterable[tuple[str, object]]) -> Markup:

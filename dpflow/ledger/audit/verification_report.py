@@ -160,10 +160,7 @@ class VerificationReport:
             parts.append("compared with " + " and ".join(map(str, self.compared_with)))
         if self.gaps:
             parts.append(f"NOT compared with a witness: {'; '.join(self.gaps)}")
-        return "; ".join(parts) or (
-            "compared with no checkpoint kept elsewhere (--since FILE), so a database and an anchor that were restored "
-            "together would not be noticed"
-        )
+        return "; ".join(parts) or "compared with no checkpoint kept elsewhere"
 
     def __str__(self) -> str:
         if self.problems:
@@ -171,8 +168,10 @@ class VerificationReport:
                 [*self.problems, *self.gaps]
             )
         number, rest = self.entries - self.checked_after, ""
+        if not (self.compared_with or self.gaps):
+            rest = " (--since FILE), so a database and an anchor that were restored together would not be noticed"
         if self.checked_after:
-            rest = f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
+            rest += f"; entries before {self.checked_after + 1} not rechecked, nor rows that none since has touched"
         lines = [
             f"{counted(number, 'entry', 'entries')} verified: chain, anchor and sums hold; {self.comparison}{rest}"
         ]
