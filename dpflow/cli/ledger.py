@@ -159,7 +159,9 @@ def history(
         limit = 50
     entries: Iterable[Entry]
     if service := find_service(ledger):
-        found = service.history(scope, since=since, principal=principal, limit=1000 if kind else limit or 1000)
+        found = service.history(
+            scope, since=since, principal=principal, limit=1000 if kind else limit or 1000
+        )
         entries = (Entry(**entry) for entry in found)
     else:
         book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
@@ -182,9 +184,12 @@ def history(
             text = json.dumps(entry.body, ensure_ascii=False)
             rows.writerow(spreadsheet_cells((entry.to_json() | {"body": text}).values()))
     else:
-        columns = ("seq", "at", "kind", "scope", "principal", "release_id")
-        rows_shown = ([*(getattr(e, c) for c in columns), explain_entry(e)] for e in entries)
-        show_table("history", [*columns, "what"], rows_shown)
+        columns = ("seq", "at", "kind", "scope", "principal", "release_id", "what")
+        lines = (
+            e.to_json() | {"at": e.at[:16].replace("T", " "), "what": explain_entry(e)}
+            for e in entries
+        )
+        show_table("history", columns, ([line[c] for c in columns] for line in lines))
 
 
 @app.command()
