@@ -277,10 +277,10 @@ def test_a_report_is_one_page_for_an_auditor(tiny: Tiny, run: Run) -> None:
     """
     odd = "visits/<img src=x>&'\""
     run("quota", odd, "--epsilon", "0.5")
-    run("grant", "elsewhere", "--epsilon", "1", "--table", "visits.yml")
+    run("grant", "garden", "--epsilon", "1", "--table", "visits.yml")
     charge(tiny, "one", odd)
     charge(tiny, "two", epsilon="0.2", block="2020-01-02")
-    charge(tiny, "three", "elsewhere", "0.7")
+    charge(tiny, "three", "garden", "0.7")
     closed = charge(tiny, "four", epsilon="0.05")
     orphan = charge(tiny, "five", epsilon="0.05")
     run("resolve", closed, "--reason", "<script>lost</script>")
@@ -288,7 +288,7 @@ def test_a_report_is_one_page_for_an_auditor(tiny: Tiny, run: Run) -> None:
     assert "<script" not in page and "<img" not in page and "://" not in page
     assert "&lt;script&gt;lost" in page and "&lt;img src=x&gt;&amp;&#x27;&quot;" in page
     assert "prefers-color-scheme: dark" in page and "default-src 'none'" in page
-    assert "elsewhere" not in page and "0.7" not in page
+    assert "garden" not in page and "0.7" not in page
     # By principal: four releases, and no block paid more than the 0.2 of one and the 0.2 of three.
     assert "<td>spender</td><td>4</td><td>0.2</td>" in page
     assert "<td>outside Airflow</td><td>4</td><td>0.2</td>" in page
