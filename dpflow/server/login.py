@@ -20,14 +20,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dpflow.client.remote import NoRedirects
-from dpflow.server.openid import Issuers, KeysUnavailable
+from dpflow.server.openid import Issuers, KeysUnavailable, ask_issuer
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Issuer, IssuerLogin
 from dpflow.yaml_files import parse_json
-
-#: Seconds of one request to an issuer, and bytes of its answer.
-_TIMEOUT, _MAX_BYTES = 10, 2**20
 
 
 @dataclass(frozen=True)
@@ -137,9 +133,7 @@ def _redeem(login: IssuerLogin, code: str, verifier: str) -> str:
         request = urllib.request.Request(  # noqa: S310  the service file was checked for its scheme
             login.token, urllib.parse.urlencode(form).encode(), headers
         )
-        opener = urllib.request.build_opener(NoRedirects)
-        with opener.open(request, timeout=_TIMEOUT) as reply:
-            answer = parse_json(reply.read(_MAX_BYTES))
+        answer = parse_json(ask_issuer(request))
     except urllib.error.HTTPError as error:
         error.close()
         if error.code < 500:

@@ -86,10 +86,14 @@ def list_workers(stage: Stage) -> list[int]:
             return Path(f"/proc/{pid}/cmdline").read_bytes()
         return b""
 
+    def leads_session(pid: int) -> bool:
+        # One that ended since it was listed leads none.
+        with suppress(ProcessLookupError):
+            return os.getsid(pid) == pid
+        return False
+
     below = list_descendants(stage.supervisor.pid)
-    schedulers = [
-        pid for pid in below if os.getsid(pid) == pid and b"scheduler" in read_command(pid)
-    ]
+    schedulers = [pid for pid in below if leads_session(pid) and b"scheduler" in read_command(pid)]
     workers = [pid for scheduler in schedulers for pid in list_descendants(scheduler)]
     idle_or_other = (b"serve", b"<idle>")
     return [pid for pid in workers if not any(one in read_command(pid) for one in idle_or_other)]

@@ -431,7 +431,7 @@ def test_three_users_with_two_workers_on_postgresql(
     # The test's login is the database's owner.
     services = [Service(machine, find_free_port(), DPFLOW_LEDGER_OWNER="1") for _ in range(2)]
     try:
-        walk(machine, services, tokens, 1)
+        walk(machine, services, tokens, 7)
     finally:
         for service in services:
             service.stop()
