@@ -241,6 +241,11 @@ def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.Mo
     running = context(world.folder) | {"dag": names["dag"]}
     names["dag"].fileloc = str(file)
     assert check.execute(running) == {"planned": 1, "to_pay": 1}
+    # Another ledger pays for what a service answers, so nobody here can tell.
+    names["dag"].get_task("t").service_conn_id = "elsewhere"
+    with pytest.raises(AirflowFailException, match=r"cannot tell.*'t': it asks a service"):
+        check.execute(running)
+    names["dag"].get_task("t").service_conn_id = None
     world.ledger.grant(
         "visits",
         "0.25",
