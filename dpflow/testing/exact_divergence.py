@@ -20,6 +20,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
 from itertools import product
+from statistics import NormalDist
 from typing import Any, TypeVar
 
 import numpy as np
@@ -75,6 +76,19 @@ def smallest_epsilon(p: Distribution, q: Distribution, delta: float | Fraction =
         middle = (low + high) / 2
         low, high = (middle, high) if exceeds_target(middle) else (low, middle)
     return high
+
+
+def gaussian_delta(distance: float, epsilon: float) -> float:
+    """The least delta at epsilon of continuous Gaussian noise whose mean moves by so many standard deviations (Balle,
+    Wang 2018, theorem 8).
+    """
+    if not 0 < distance < math.inf:
+        return float(distance > 0)
+    low, high = (-epsilon / distance + sign * distance / 2 for sign in (-1, 1))
+    # e^epsilon Phi(low), where either factor alone may leave the doubles.
+    tail = NormalDist().cdf(low)
+    weighted = math.exp(epsilon + math.log(tail)) if tail > 0 else 0.0
+    return NormalDist().cdf(high) - weighted
 
 
 # --- building blocks --------------------------------------------------------------------------------------------------

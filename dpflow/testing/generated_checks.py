@@ -39,7 +39,7 @@ from dpflow.errors import InvalidInput
 from dpflow.testing import harness
 from dpflow.testing.audit import RARE, affordable_draws, audit_with_confirmation
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
-from dpflow.testing.exact_divergence import divergence
+from dpflow.testing.exact_divergence import divergence, gaussian_delta
 from dpflow.testing.examples import Example, plan_mechanism
 from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import (
@@ -67,7 +67,14 @@ from dpflow.testing.harness import (
 from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, list_features, make_outcome
-from dpflow.testing.replay import DrawRun, climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay import (
+    DrawRun,
+    Run,
+    climb_both_ways,
+    draw_losses,
+    find_gaussian_distance,
+    follow_samplers,
+)
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
@@ -83,8 +90,9 @@ TAIL, SLACK = 1e-9, 1e-5
 PAIRS, MAX_SECONDS = 2_400, 20
 #: Work for a few pairs of every case.
 WHOLE_SECONDS = 90
-#: Runs with a delta that show whether it is too small: few, and many where few needed so much more.
-FEW_RUNS, MANY_RUNS, SUSPICIOUS = 30, 3_000, 0.05
+#: Runs with a delta: few that show whether all noise is Gaussian and shifted alike, which says what they need; else
+#: some, of which this may be seen. Many where either needs so much more than is stated.
+FEW_RUNS, SOME_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 3_000, 0.01, 0.05
 #: Work of one run whose numbers are chosen.
 CLIMB_SECONDS = 0.3
 #: Pairs of each case that have been compared after each round.
@@ -165,7 +173,7 @@ def find_violation(
     # Ranges have a budget of their own: they leave small tables as much work as they had alone.
     parts = [
         [_ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases]
-        for cases in ([*_cases_of(mechanism, examples), *tiny], [*range_cases(mechanism, examples)])
+        for cases in ([*_cases_of(mechanism, examples), *tiny], range_cases(mechanism, examples))
     ]
     compared = [one for part in parts for one in part]
     with follow_samplers():
@@ -274,16 +282,14 @@ class _ComparedCase:
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
             if delta:
-                needed = max(
-                    _draw_delta(*runs, epsilon, delta), _draw_delta(*runs[::-1], epsilon, delta)
-                )
+                needed = _find_delta(*runs, epsilon, delta)
                 return (
                     f"runs need delta {needed:.4g} at epsilon {epsilon:g}" if needed > delta else ""
                 )
-            worst = max(_largest_loss(*runs), _largest_loss(*runs[::-1]))
+            worst = climb_both_ways(*runs, CLIMB_SECONDS)
+            if worst is None:
+                return None
             return f"a possible run loses {worst:.4g}" if worst > epsilon + ROUNDING else ""
-        except _TooLong:
-            return None
         except Unfollowed:
             first, second = self._law_of(pair[0]), self._law_of(pair[1])
         if first is None or second is None:
@@ -313,32 +319,22 @@ class _ComparedCase:
         return self._laws.get(name)
 
 
-class _TooLong(Exception):
-    """A run has too many numbers to choose each."""
-
-
-def _largest_loss(first: Callable[[Source], str], second: Callable[[Source], str]) -> float:
-    """The loss of a run whose numbers were chosen to lose most; any possible run would do. Raises `_TooLong` where
-    that takes too much work.
+def _find_delta(first: Run, second: Run, epsilon: float, delta: float) -> float:
+    """A lower bound of the delta that drawn runs need at epsilon, on either side against the other; many of them
+    where few seem to need more than is stated, or the laws of their noise say so.
     """
-    losses = climb_losses(first, second, 1, CLIMB_SECONDS)
-    if not losses.size:
-        raise _TooLong
-    return float(losses.max())
-
-
-def _draw_delta(
-    first: Callable[[Source], str], second: Callable[[Source], str], epsilon: float, delta: float
-) -> float:
-    """A lower bound of the delta that drawn runs need at epsilon; more of them where few seem to need more
-    than is stated.
-    """
-    for number, failure in ((FEW_RUNS, 0.5), (MANY_RUNS, RARE)):
-        losses = draw_losses(first, second, number, math.inf)
-        bound, estimate = bound_delta(losses, epsilon, failure)
-        if estimate <= delta + SUSPICIOUS:
-            return 0.0
-    return bound
+    needed = [0.0]
+    for sides in ((first, second), (second, first)):
+        distance = find_gaussian_distance(*sides, FEW_RUNS)
+        if distance is not None:
+            is_suspicious = gaussian_delta(distance, epsilon) > delta + SLIGHT
+        else:
+            losses = draw_losses(*sides, SOME_RUNS)
+            is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS
+        if is_suspicious:
+            losses = draw_losses(*sides, MANY_RUNS)
+            needed.append(bound_delta(losses, epsilon, RARE)[0])
+    return max(needed)
 
 
 def guarantee_holds_on_generated_tables(mechanism: Mechanism[Any]) -> None:

@@ -9,6 +9,7 @@ and rows that they may, so that a sensitivity which is too small at any of them 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -78,13 +79,27 @@ class _Plan:
 Change = Callable[[_Plan], _Plan]
 
 
-def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> Iterator[Case]:
+def range_cases(
+    mechanism: Mechanism[Any], examples: Sequence[Example] = ()
+) -> Sequence[Case]:
     """Plans that hold one after the other, each once.
 
     Args:
         mechanism: an instance.
         examples: where its parameters have no standard names.
     """
+    global _last
+    asked = [mechanism, *examples]
+    if len(asked) != len(_last[0]) or any(map(operator.is_not, asked, _last[0])):
+        _last = asked, [*_make_cases(mechanism, examples)]
+    return _last[1]
+
+
+#: What was asked for last, and its cases: several checks of a mechanism ask one after the other.
+_last: tuple[Sequence[Any], Sequence[Case]] = (), ()
+
+
+def _make_cases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> Iterator[Case]:
     bases = _list_bases(mechanism, examples)
     if not bases:
         return

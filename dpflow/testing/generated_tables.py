@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations_with_replacement, product, zip_longest
 from typing import Any
@@ -198,7 +198,23 @@ def generated_neighbours(
 
     Raises `TypeError` for a request without a reference answer.
     """
-    units = _distinct_units(request, table)
+    return [*_list_neighbours(_Asked(repr(request), request), table, max_pairs)]
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A request by its name: an author's may hold lists, which have no hash."""
+
+    name: str
+    request: DataRequest = field(compare=False)
+
+
+@lru_cache(maxsize=256)
+def _list_neighbours(
+    asked: _Asked, table: Table, max_pairs: int
+) -> Sequence[tuple[Answer, Answer]]:
+    """Parameters that change noise alone ask for the same ones again."""
+    request, units = asked.request, _distinct_units(asked.request, table)
     empty = answer_units(request, table, [])
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()

@@ -299,7 +299,7 @@ def _check_conduct(mechanism: Mechanism[Any], examples: Sequence[Example]) -> No
     for example in examples[:CONDUCT]:
         for rule in (draw_never_raises, randomness_is_the_source, order_is_public):
             rule(mechanism, example)
-    for case in spread([*range_cases(mechanism, examples)])[:CONDUCT]:
+    for case in spread(range_cases(mechanism, examples))[:CONDUCT]:
         draw_never_raises(mechanism, Example(case.table, case.params))
 
 

@@ -310,7 +310,7 @@ def check_moves(
     tiny = [*generate_cases(mechanism)[:most]]
     sized = {id(case) for case in spread(tiny)[:SIZED]}
     by_hand = [Case(one.table, one.params, {}) for one in examples if not tiny]
-    ranges = [*range_cases(mechanism, examples)]
+    ranges = range_cases(mechanism, examples)
     ranges = spread(ranges)[: max(1, int(len(ranges) * min(1.0, 8 * effort)))]
     # What cases cost to make is no work of comparing them.
     end = spent() + SECONDS * effort

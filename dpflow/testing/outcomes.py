@@ -17,6 +17,8 @@ from dpflow.core.contract.results import Result
 Path = tuple[Hashable, ...]
 Features = dict[Path, Hashable]
 
+_JSON = json.JSONEncoder(allow_nan=False, separators=(",", ":"))
+
 #: Coordinates of an audit at most: more would drown the one that leaks.
 MOST = 60
 
@@ -24,7 +26,7 @@ MOST = 60
 def digest_outcome(result: Result) -> str:
     """A digest of everything in a result, in order; equal only for results that print the same."""
     # JSON writes 1, 1.0 and true differently, and a reader sees which one it is.
-    text = json.dumps(result.to_json(), allow_nan=False, separators=(",", ":"))
+    text = _JSON.encode(result.to_json())
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

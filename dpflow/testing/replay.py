@@ -45,6 +45,8 @@ from dpflow.testing.replay_laws import (
     Stretch,
     Unfollowed,
     Wide,
+    aim_value,
+    measure_shift,
 )
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.work import add_work, spent
@@ -105,6 +107,7 @@ class _Follower(Source):
 
     def __init__(self, factor: Fraction, explores: bool, has_places: bool = True) -> None:
         self.factor, self.explores, self.logs = factor, explores, list[float]()
+        self.laws = list[Any]()
         self.has_places = has_places
         self._fresh = SystemSource()
         self._stretches: dict[int, Stretch] = {}
@@ -149,18 +152,19 @@ class _Follower(Source):
 
 
 class _Recording(_Follower):
-    """Draws a run, after numbers that are given."""
+    """Draws a run, after numbers that are given; it ends where it asks for more than ``most``."""
 
     def __init__(
         self,
         factor: Fraction,
         explores: bool,
-        given: Sequence[Any] | None = None,
         has_places: bool = True,
+        given: Sequence[Any] = (),
+        most: float = math.inf,
     ) -> None:
         super().__init__(factor, explores, has_places)
-        self._given, self.values = given or [], list[Any]()
-        self._most = math.inf if given is None else len(given) + 1
+        self._given, self.values, self._most = given, list[Any](), most
+        self.is_whole = True
 
     def _take(self, draw: Callable[[], Any]) -> Any:
         at = len(self.values)
@@ -173,12 +177,14 @@ class _Recording(_Follower):
         value = self._take(lambda: law.draw(self._fresh, self.explores))
         add_work(1 + np.size(value) / 8)
         self.logs.append(law.log_mass(value))
+        self.laws.append(law)
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
         # Before it is noted: a run that ends here had no such number.
         value = self._take(draw)
         self.logs.append(0.0)
+        self.laws.append(None)
         return value.copy()
 
 
@@ -201,11 +207,13 @@ class _Replaying(_Follower):
             self.logs.append(law.log_mass(value))
         except (TypeError, AttributeError):  # another kind of number
             raise Impossible from None
+        self.laws.append(law)
         return value
 
     def share(self, draw: Callable[[], Any], fit: Callable[[Any], Any]) -> Any:
         value = self._next()
         self.logs.append(0.0)
+        self.laws.append(None)
         return fit(value)
 
     @property
@@ -243,6 +251,25 @@ def draw_losses(
     return np.array(losses)
 
 
+def find_gaussian_distance(first: Run, second: Run, number: int) -> float | None:
+    """How many standard deviations Gaussian noise is shifted by in each of so many runs; infinite where the other side
+    never makes one of them. None where it has other noise, or is shifted in another way in some run.
+    """
+    distances = set[float]()
+    with follow_samplers():
+        for _ in range(number):
+            recorded = _Recording(Fraction(1), False, _has_places(first, second))
+            try:
+                replayed = _replay_run(first, second, recorded)
+            except Impossible:
+                return math.inf
+            parts = [measure_shift(*laws) for laws in zip(recorded.laws, replayed.laws)]
+            distances.add(-1.0 if None in parts else math.sqrt(math.fsum(filter(None, parts))))
+            if len(distances) > 1 or -1.0 in distances:
+                return None
+    return distances.pop()
+
+
 def climb_losses(
     first: Run, second: Run, most: int, seconds: float, *, factor: Fraction | int = 1
 ) -> NDArray[np.float64]:
@@ -253,33 +280,91 @@ def climb_losses(
     `draw_losses`; fewer runs are made if time is over, and then perhaps none.
     """
     end, losses = spent() + seconds, list[float]()
-    with follow_samplers():
+    with follow_samplers(), suppress(_TimeIsOver):
         while len(losses) < most:
-            loss = _climb_loss(first, second, Fraction(factor), end)
-            if loss is None:
-                break
-            losses.append(loss)
+            losses.append(_climb_loss(first, second, Fraction(factor), end))
     return np.array(losses)
 
 
-def _climb_loss(first: Run, second: Run, factor: Fraction, end: float) -> float | None:
-    given: list[Any] = []
-    while True:
-        best: tuple[float, Any] | None = None
-        for _ in range(TRIES):
-            if spent() > end:
-                return None
-            recorded = _Recording(factor, True, given, _has_places(first, second))
-            parts = _split_loss(first, second, recorded)
-            if parts is None:
-                return math.inf
-            # The run ended before it asked for another number: this is all of it.
-            if len(parts) == len(given):
-                return math.fsum(parts)
-            if best is None or parts[-1] > best[0]:
-                best = parts[-1], recorded.values[-1]
-        assert best is not None
-        given.append(best[1])
+def climb_both_ways(first: Run, second: Run, seconds: float) -> float | None:
+    """The largest loss of a run on either side against the other, chosen as by `climb_losses`; None where time is over
+    before. What is tried of the first number says what it loses in both directions.
+    """
+    end = spent() + seconds
+    with follow_samplers(), suppress(_TimeIsOver):
+        try:
+            own = [*_try_number(first, second, Fraction(1), (), TRIES // 2, end)]
+            own += map(_turn, _try_number(second, first, Fraction(1), (), TRIES // 2, end))
+        except Impossible:
+            return math.inf
+        return max(
+            _climb_loss(first, second, Fraction(1), end, own),
+            _climb_loss(second, first, Fraction(1), end, [*map(_turn, own)]),
+        )
+    return None
+
+
+class _TimeIsOver(Exception):
+    """A climb was not finished."""
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A run up to a number that was tried.
+
+    Attributes:
+        values, losses: its numbers, and what each loses.
+        laws: of each number on either side.
+        is_whole: whether the run asked for no further number.
+    """
+
+    values: Sequence[Any]
+    losses: Sequence[float]
+    laws: tuple[Sequence[Any], Sequence[Any]]
+    is_whole: bool
+
+
+def _turn(one: _Try) -> _Try:
+    """The same run on the other side."""
+    return _Try(one.values, [-loss for loss in one.losses], one.laws[::-1], one.is_whole)
+
+
+def _climb_loss(
+    first: Run, second: Run, factor: Fraction, end: float, tries: Sequence[_Try] = ()
+) -> float:
+    """The loss of a run that goes on after the one of these that loses most."""
+    best: _Try | None = None
+    try:
+        while best is None or not best.is_whole:
+            given = best.values if best is not None else ()
+            tries = tries or [*_try_number(first, second, factor, given, TRIES, end)]
+            best, tries = max(tries, key=lambda one: math.fsum(one.losses)), ()
+    except Impossible:
+        return math.inf
+    return math.fsum(best.losses)
+
+
+def _try_number(
+    first: Run, second: Run, factor: Fraction, given: Sequence[Any], number: int, end: float
+) -> Iterator[_Try]:
+    """Runs with these numbers and another one each: drawn from everywhere, and the one that loses most where laws
+    know it. Raises `Impossible` where the other side never makes one of them, and `_TimeIsOver`.
+    """
+    aims: list[Any] = []
+    for turn in range(number):
+        if spent() > end:
+            raise _TimeIsOver
+        values = [*given, *aims] if turn == 1 else given
+        recorded = _Recording(factor, True, _has_places(first, second), values, len(given) + 1)
+        replayed = _replay_run(first, second, recorded)
+        losses = _list_losses(recorded, replayed)
+        laws = recorded.laws, replayed.laws
+        yield _Try(recorded.values, losses, laws, recorded.is_whole)
+        # It asked for no other number, so there is none to try.
+        if len(losses) == len(given):
+            return
+        if turn == 0:
+            aims = aim_value(laws[0][-1], laws[1][-1], recorded.values[-1])
 
 
 @dataclass(frozen=True)
@@ -307,7 +392,7 @@ def draw_part_losses(
     The arguments are those of `draw_losses`. Raises `Unfollowed`.
     """
     with follow_samplers():
-        recorded = _Recording(Fraction(factor), explores, None, _has_places(first, second))
+        recorded = _Recording(Fraction(factor), explores, _has_places(first, second))
         outcome = first(recorded)
         replayed, is_same = _Replaying(recorded), False
         # What is forced upon the neighbour before it parts from the run is comparable.
@@ -336,28 +421,31 @@ def draw_part_losses(
 
 
 def _draw_loss(first: Run, second: Run, factor: Fraction, explores: bool) -> float:
-    recorded = _Recording(factor, explores, None, _has_places(first, second))
-    parts = _split_loss(first, second, recorded)
-    return math.inf if parts is None else math.fsum(parts)
+    recorded = _Recording(factor, explores, _has_places(first, second))
+    try:
+        return math.fsum(_list_losses(recorded, _replay_run(first, second, recorded)))
+    except Impossible:
+        return math.inf
 
 
-def _split_loss(first: Run, second: Run, recorded: _Recording) -> list[float] | None:
-    """What each number of a run, or of its beginning, loses; None where the other side never makes
+def _replay_run(first: Run, second: Run, recorded: _Recording) -> _Replaying:
+    """Draw a run, or its beginning, and force it upon the other side. Raises `Impossible` where that one never makes
     the same.
     """
-    is_whole, outcome = True, None
+    outcome = None
     try:
         outcome = first(recorded)
     except _Enough:
-        is_whole = False
-    replayed = _Replaying(recorded, is_whole)
-    try:
+        recorded.is_whole = False
+    replayed = _Replaying(recorded, recorded.is_whole)
+    with suppress(_Enough):
         if second(replayed) != outcome or not replayed.is_finished:
-            return None
-    except Impossible:
-        return None
-    except _Enough:
-        pass
+            raise Impossible
+    return replayed
+
+
+def _list_losses(recorded: _Recording, replayed: _Replaying) -> list[float]:
+    """What each number loses."""
     return [one - other for one, other in zip(recorded.logs, replayed.logs, strict=True)]
 
 

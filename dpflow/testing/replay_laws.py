@@ -222,6 +222,35 @@ def _list_gaussian_tails(sigma2: Fraction) -> NDArray[np.float64]:
     return tails
 
 
+def aim_value(law: Any, other: Any, drawn: Any) -> list[Any]:
+    """The number that loses most under the first law against the second one; none where these do not tell.
+
+    Args:
+        law, other: of one number on both sides.
+        drawn: a number of the first law, which says how far out the other one lies.
+    """
+    if isinstance(law, ChoiceLaw) and isinstance(other, ChoiceLaw):
+        if len(law.logs) == len(other.logs):
+            return [int(np.argmax(law.logs - other.logs))]
+    elif isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise):
+        if law.exact.shape == other.exact.shape:
+            # Beyond the one of both numbers that is its own.
+            noise = drawn - law.exact
+            apart = law.exact - other.exact
+            return [law.exact + np.where(apart == 0, noise, np.sign(apart) * np.abs(noise))]
+    return []
+
+
+def measure_shift(law: Any, other: Any) -> float | None:
+    """By how many standard deviations Gaussian noise is shifted, squared; None of other noise."""
+    if not (isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise)):
+        return None
+    if not (law.gaussian and other.gaussian and law.size == other.size):
+        return None
+    apart = (law.exact - other.exact).astype(float)
+    return float((apart**2).sum() / float(law.size))
+
+
 class Stretch:
     """A sparse vector between two answers "below": how probable each noise of its threshold is,
     after what was answered since.

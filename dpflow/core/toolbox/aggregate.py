@@ -131,7 +131,9 @@ class Release:
         computable = not measure.shrinks or measure.size is not None
         return self.query.error_bound(measure, self.tails(measure)) if computable else None
 
-    def find_stopped(self, noisy: Noisy) -> dict[Measure, NDArray[np.bool_]]:
+    def find_stopped(
+        self, noisy: Noisy, measures: Sequence[Measure]
+    ) -> Iterator[NDArray[np.bool_]]:
         """For each measure, the groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
         stop. From released numbers alone; a sum that did is missed once in 10^9 times.
         """
@@ -140,11 +142,8 @@ class Release:
             for moment, noise in self.noises.items()
         }
         none = np.zeros_like(next(iter(stopped.values())))
-        measures = self.query.measures
-        return {
-            m: sum((stopped[one] for one in self.query.weights(m) if one in stopped), none)
-            for m in measures
-        }
+        for m in measures:
+            yield sum((stopped[one] for one in self.query.weights(m) if one in stopped), none)
 
     def describe_limits(self) -> Iterator[str]:
         """Columns of which fewer than `MANY_ROWS` rows can reach `MAX_MAGNITUDE`, where sums stop. Squares are
@@ -259,13 +258,14 @@ class MeasureMechanism(Mechanism[N]):
         self, release: Release, measures: Sequence[Measure], keys: Sequence[str], noisy: Noisy
     ) -> Result:
         """The measures of each key, computed from noisy moments."""
-        query, stopped = release.query, release.find_stopped(noisy)
+        query, stopped = release.query, release.find_stopped(noisy, measures)
         columns = [
-            (m, *query.read_measure(m, noisy, release.tails(m)), stopped[m]) for m in measures
+            (m, self.measure_label(m), *query.read_measure(m, noisy, release.tails(m)), ended)
+            for m, ended in zip(measures, stopped, strict=True)
         ]
         rows = []
         for i, key in enumerate(keys):
-            for m, values, errors, ended in columns:
+            for m, label, values, errors, ended in columns:
                 # Of released numbers alone: an empty group looks as one that the noise hides.
                 value, error, remark = values[i], errors[i], ""
                 if ended[i]:
@@ -274,7 +274,7 @@ class MeasureMechanism(Mechanism[N]):
                     remark = NO_VALUE
                 elif query.spans_range(m, value, error):
                     remark = NO_INFORMATION
-                rows.append(Row(key, self.measure_label(m), value, error, remark))
+                rows.append(Row(key, label, value, error, remark))
         return Result(tuple(rows))
 
     def value_ranges(self, params: N, table: Table) -> dict[str, ValueRange]:

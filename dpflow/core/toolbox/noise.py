@@ -17,7 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from statistics import NormalDist
 from typing import Any
 
@@ -74,6 +74,16 @@ class Noise:
 
     def half_width(self, failure: float = FAILURE) -> int:
         """A t with Pr[|X| > t] <= failure for one coordinate; reporting only, never a guarantee."""
+        if failure not in self._half_widths:
+            self._half_widths[failure] = self._find_half_width(failure)
+        return self._half_widths[failure]
+
+    @cached_property
+    def _half_widths(self) -> dict[float, int]:
+        """By failure: each draw of a release asks for the same ones."""
+        return {}
+
+    def _find_half_width(self, failure: float) -> int:
         if isinstance(self.event, DiscreteLaplace):
             return half_width(self.event.scale, failure)
         # Pr[X >= t + 1] <= Pr[N >= t] for the continuous N of the same sigma (Canonne, Kamath,
