@@ -148,15 +148,20 @@ def permute_and_flip(costs: Sequence[int], rate: Fraction) -> dict[int, float]:
     """The law of `dpflow.core.sampling.samplers.permute_and_flip`: p_i times the integral of the
     product of 1 - t p_j, j not i, over t in [0, 1], the part of the others that come before i.
     """
-    weights = [math.exp(-float(rate) * cost) for cost in costs]
-    law: dict[float, float] = {}
-    for i, p in enumerate(weights):
-        if p not in law:  # equal weights have equal probabilities
-            product = np.polynomial.Polynomial([1.0])
-            for j, other in enumerate(weights):
-                product *= np.polynomial.Polynomial([1.0, -other]) if j != i else 1.0
-            law[p] = p * float(product.integ()(1.0))
-    return {i: law[p] for i, p in enumerate(weights)}
+    chances = np.exp(-float(rate) * np.array(costs, float))
+    nodes, weights = _list_nodes(math.ceil(len(chances) / 16))
+    logs = np.log1p(-np.outer(nodes, chances))
+    others = np.exp(logs.sum(axis=1, keepdims=True) - logs)
+    return dict(enumerate((chances * (weights @ others)).tolist()))
+
+
+@lru_cache(maxsize=64)
+def _list_nodes(eighths: int) -> tuple[Any, Any]:
+    """Nodes and weights in [0, 1] of a sum that is the integral of polynomials of degree below sixteen times this
+    number. No weight is negative, so nothing cancels (Gauss, Legendre).
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(8 * eighths)
+    return (nodes + 1) / 2, weights / 2
 
 
 def thresholded_counts(

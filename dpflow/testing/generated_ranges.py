@@ -12,7 +12,7 @@ import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, get_args
@@ -69,11 +69,12 @@ MAX_KEYS, MAX_PEAK = 2000, 10**15
 
 @dataclass(frozen=True)
 class _Plan:
-    """A declaration and parameters that are changed one after the other; ``keys`` were asked for."""
+    """A declaration and parameters that are changed one after the other; ``keys`` were asked for, and ``names``."""
 
     table: Table
     params: Mapping[str, Any]
     keys: int | None = None
+    names: object = None
 
 
 Change = Callable[[_Plan], _Plan]
@@ -109,9 +110,10 @@ def _make_cases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> Itera
         for turn in range(len(bases)):
             # The plain plan is the base of single changes; mixed ones take all in turn.
             base = bases[(turn if len(changes) < 3 else number + turn) % len(bases)]
-            case = _make_case(mechanism, base, changes, number)
-            if case is not None:
-                name = frozenset(case.cells.items())
+            made = _make_case(mechanism, base, changes, number)
+            if made is not None:
+                case, names = made
+                name = frozenset(case.cells.items()), names
                 if name not in seen:
                     seen.add(name)
                     yield case
@@ -166,7 +168,8 @@ def _list_changes(axes: Mapping[str, Sequence[Change]]) -> Iterator[tuple[Change
 
 def _make_case(
     mechanism: Mechanism[Any], base: _Plan, changes: Sequence[Change], number: int
-) -> Case | None:
+) -> tuple[Case, object] | None:
+    """A case, and what its names are where these were changed: they are in no cell."""
     plan = base
     try:
         for change in changes:
@@ -179,7 +182,7 @@ def _make_case(
         params, _ = plan_mechanism(mechanism, plan.table, raw)
     except (InvalidInput, ValueError, ArithmeticError):
         return None
-    return Case(plan.table, raw, describe_cells(plan.table, params), is_range=True)
+    return Case(plan.table, raw, describe_cells(plan.table, params), is_range=True), plan.names
 
 
 # --- axes -------------------------------------------------------------------------------------------------------------
@@ -208,6 +211,7 @@ def _list_axes(mechanism: Mechanism[Any], bases: Sequence[_Plan]) -> dict[str, l
         ],
         "missing": [_with_missing(end) for end in ("lower", "zero", "upper", "skip")],
         "declares": [*_vary_declarations()],
+        "names": [*_vary_names(constants)],
     }
     if "epsilon" in fields:
         values = {Fraction(x) for x in (*EPSILONS, *_fractions(constants), *_near(constants))}
@@ -273,7 +277,7 @@ def _kinds_of(annotation: Any) -> Iterator[Any]:
 def _with_values(name: str, values: Sequence[Any]) -> list[Change]:
     def change(value: Any) -> Change:
         text = str(value) if isinstance(value, Fraction) else value
-        return lambda plan: _Plan(plan.table, {**plan.params, name: text}, plan.keys)
+        return lambda plan: replace(plan, params={**plan.params, name: text})
 
     return [change(value) for value in values]
 
@@ -284,7 +288,7 @@ def _change_columns(plan: _Plan, change: Callable[[Column], Column | None]) -> _
     if not changed:
         raise ValueError("no column has it")
     table = plan.table.model_copy(update={"columns": {**plan.table.columns, **changed}})
-    return _Plan(table, plan.params, plan.keys)
+    return replace(plan, table=table)
 
 
 def _with_keys(number: int) -> Change:
@@ -298,7 +302,7 @@ def _with_keys(number: int) -> Change:
                 else column.model_copy(update={"public_keys": keys})
             ),
         )
-        return _Plan(changed.table, changed.params, number)
+        return replace(changed, keys=number, names=None)
 
     return change
 
@@ -307,7 +311,7 @@ def _with_limits(rows: int, groups: int, rows_per_group: int) -> Change:
     def change(plan: _Plan) -> _Plan:
         bounds = ContributionBounds(rows=rows, groups=groups, rows_per_group=rows_per_group)
         table = plan.table.model_copy(update={"contribution_bounds": bounds})
-        plan = _Plan(table, plan.params, plan.keys)
+        plan = replace(plan, table=table)
         # Units that are replaced need room for the groups of both.
         with suppress(ValueError):
             if plan.keys is None and groups > 1:
@@ -323,7 +327,7 @@ def _with_own_limits(groups: int, rows: int) -> Change:
         table = plan.table.model_copy(update={"contribution_bounds": bounds})
         own = {"groups": groups, "rows_per_group": rows}
         return _change_columns(
-            _Plan(table, plan.params, plan.keys),
+            replace(plan, table=table),
             lambda column: column.model_copy(update=own) if column.lower is None else None,
         )
 
@@ -376,11 +380,77 @@ def _with_missing(end: str) -> Change:
     return lambda plan: _change_columns(plan, fill)
 
 
+#: Names of keys: that differ in case, spaces and accents, of numbers and dates, and long ones.
+NAMES = (
+    ("a", "A", "b", "B"),
+    ("", " ", "a ", "a"),
+    ("\u00e9", "e\u0301", "e", "\u00df"),
+    ("0", "1", "10", "-1"),
+    ("2025-01-01", "2025-01-02", "1900-01-01"),
+    tuple(f"{'long ' * 20}{i}" for i in range(4)),
+)
+#: Texts of the code that names are made of, and lengths of names.
+MAX_TEXTS, MAX_LENGTH = 12, 64
+
+
+def _vary_names(constants: Constants) -> Iterator[Change]:
+    """Names of keys, of columns that parameters name, and of tables. No certificate says which were tried, so a name
+    that code asks for must be.
+    """
+    for keys in NAMES:
+        yield _with_key_names(keys)
+    for n in constants.integers(2, MAX_LENGTH)[:MAX_TEXTS]:
+        yield _with_key_names([letter * n for letter in "abcd"])
+    for text in [text for text in constants.texts if text][:MAX_TEXTS]:
+        yield _with_key_names([text, f"{text}x", f"x{text}", "x"])
+        yield _with_column_names(text, lambda name, text=text: f"{text}{name}{text}")
+        yield _with_column_names(text, lambda _, text=text: text)
+
+
+def _with_key_names(keys: Sequence[str]) -> Change:
+    def change(plan: _Plan) -> _Plan:
+        changed = _change_columns(
+            plan,
+            lambda column: (
+                None
+                if column.public_keys is None
+                else column.model_copy(update={"public_keys": tuple(keys)})
+            ),
+        )
+        return replace(changed, keys=len(keys), names=tuple(keys))
+
+    return change
+
+
+def _with_column_names(table_name: str, rename: Callable[[str], str]) -> Change:
+    """Other names of the table and of the columns that parameters name; of one of these where all would have the same."""
+
+    def change(plan: _Plan) -> _Plan:
+        named = [name for name in plan.params.values() if isinstance(name, str)]
+        names = {
+            rename(name): name
+            for name in plan.table.columns
+            if name in named and rename(name) not in plan.table.columns
+        }
+        if not names:
+            raise ValueError("no column can have this name")
+        new = {old: name for name, old in names.items()}
+        columns = {new.get(name, name): column for name, column in plan.table.columns.items()}
+        table = plan.table.model_copy(update={"name": table_name, "columns": columns})
+        params = {
+            field: new.get(value, value) if isinstance(value, str) else value
+            for field, value in plan.params.items()
+        }
+        return replace(plan, table=table, params=params, names=tuple(sorted(columns)))
+
+    return change
+
+
 def _vary_declarations() -> Iterator[Change]:
     """What else a declaration may have (`dpflow.core.contract.audit_cells`)."""
 
     def update(**changes: Any) -> Change:
-        return lambda plan: _Plan(plan.table.model_copy(update=changes), plan.params, plan.keys)
+        return lambda plan: replace(plan, table=plan.table.model_copy(update=changes))
 
     def in_blocks(**changes: Any) -> Change:
         def change(plan: _Plan) -> _Plan:
@@ -393,7 +463,7 @@ def _vary_declarations() -> Iterator[Change]:
     def by_unit(plan: _Plan) -> _Plan:
         rows = UnitRows(plan.table, None, (), (), ())
         table = plan.table.by_unit(rows, plan.table.columns, plan.table.contribution_bounds)
-        return _Plan(table, plan.params, plan.keys)
+        return replace(plan, table=table)
 
     yield update(privacy_unit=PrivacyUnit(column="user", missing="one-unit"))
     yield update(holdout=True)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import combinations_with_replacement, product, zip_longest
@@ -198,7 +199,8 @@ def generated_neighbours(
 
     Raises `TypeError` for a request without a reference answer.
     """
-    return [*_list_neighbours(_Asked(repr(request), request), table, max_pairs)]
+    # A wrong mechanism may change what it is given.
+    return deepcopy(_list_neighbours(_Asked(repr(request), request), table, max_pairs))
 
 
 @dataclass(frozen=True)
@@ -210,9 +212,7 @@ class _Asked:
 
 
 @lru_cache(maxsize=256)
-def _list_neighbours(
-    asked: _Asked, table: Table, max_pairs: int
-) -> Sequence[tuple[Answer, Answer]]:
+def _list_neighbours(asked: _Asked, table: Table, max_pairs: int) -> list[tuple[Answer, Answer]]:
     """Parameters that change noise alone ask for the same ones again."""
     request, units = asked.request, _distinct_units(asked.request, table)
     empty = answer_units(request, table, [])
@@ -361,6 +361,9 @@ def describe_pair(request: DataRequest, table: Table, pair: tuple[Answer, Answer
     tiny table, their fingerprints.
     """
     names = [answer_fingerprint(answer) for answer in pair]
+    # Tiny tables have these columns; a declaration of an author's, or with other names, may not.
+    if not table.columns.keys() >= {"kind", "word", "amount", "share"}:
+        return f"{names[0]} and {names[1]}"
     units = _distinct_units(request, table)
     # Where units are replaced there is always one, perhaps without values.
     absent = [None] * (table.neighbours == "add-remove")

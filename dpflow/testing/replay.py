@@ -54,8 +54,8 @@ from dpflow.testing.work import add_work, spent
 #: Makes what everybody sees, from the source that it is given.
 Run = Callable[[Source], Hashable]
 
-#: Choices whose law needs so many polynomials at most.
-MOST_FLIPS = 30
+#: Choices among so many at most have a law that is computed here.
+MOST_FLIPS = 512
 #: Values of one number that a climb compares.
 TRIES = 4
 
@@ -539,7 +539,7 @@ def _follow_rows(costs: Any, rate: Any, source: _Follower) -> Any:
 def _follow_flips(costs: Any, rate: Any, source: _Follower) -> int:
     if len(costs) > MOST_FLIPS:
         raise Unfollowed("the law of so many flips is not computed here")
-    add_work(len(costs) * len(set(_as_list(costs))))
+    add_work(len(costs) ** 2 / 1000)
     law = exact_divergence.permute_and_flip(_as_list(costs), rate * source.factor)
     return int(source.follow(ChoiceLaw(np.log([max(law[i], 1e-300) for i in range(len(costs))]))))
 

@@ -79,3 +79,23 @@ def test_raw_words_cannot_be_enumerated() -> None:
     """Code that takes raw words is refused, not sampled."""
     with pytest.raises(NotEnumerable, match="raw random words"):
         enumerate_outputs(lambda source: source.draw_word())
+
+
+@pytest.mark.parametrize("costs", [[0], [0, 3], [2, 0, 5, 5, 1], list(range(16)), [0] * 17])
+def test_flips_have_the_law_of_their_integral(costs: list[int]) -> None:
+    """Against the polynomial, whose coefficients are exact."""
+    chances = [F(math.exp(-cost / 2)) for cost in costs]
+    for index, found in exact_divergence.permute_and_flip(costs, F(1, 2)).items():
+        product = [F(1)]
+        for other in chances[:index] + chances[index + 1 :]:
+            pairs = zip([*product, 0], [0, *product], strict=True)
+            product = [a - other * b for a, b in pairs]
+        integral = sum(a / (power + 1) for power, a in enumerate(product))
+        assert found == pytest.approx(float(chances[index] * integral), rel=1e-12)
+
+
+def test_flips_of_many_candidates_have_a_law() -> None:
+    """Polynomials of degree 399 cancel; with 30 candidates and more, no choice was followed."""
+    law = exact_divergence.permute_and_flip([i // 7 for i in range(400)], F(1, 3))
+    assert math.fsum(law.values()) == pytest.approx(1, abs=1e-10)
+    assert law[0] == max(law.values()) and law[399] > 0

@@ -2,7 +2,8 @@
 
 A mechanism may read anything public: its parameters, and all that a declaration says. Each of these is a property
 here, with its exact value. What is none: names of tables, columns and keys, where rows are stored, and how many
-rows there are, which is private.
+rows there are, which is private. Of names, audits try texts and lengths that the code has, and some that differ in
+case, spaces or accents.
 
 Claim. A certificate covers a plan in two cases only:
 
