@@ -80,9 +80,7 @@ class _Plan:
 Change = Callable[[_Plan], _Plan]
 
 
-def range_cases(
-    mechanism: Mechanism[Any], examples: Sequence[Example] = ()
-) -> Sequence[Case]:
+def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> Sequence[Case]:
     """Plans that hold one after the other, each once.
 
     Args:
@@ -403,8 +401,8 @@ def _vary_names(constants: Constants) -> Iterator[Change]:
         yield _with_key_names([letter * n for letter in "abcd"])
     for text in [text for text in constants.texts if text][:MAX_TEXTS]:
         yield _with_key_names([text, f"{text}x", f"x{text}", "x"])
-        yield _with_column_names(text, lambda name, text=text: f"{text}{name}{text}")
-        yield _with_column_names(text, lambda _, text=text: text)
+        yield _with_column_names(text, text + "{}" + text)
+        yield _with_column_names(text, text)
 
 
 def _with_key_names(keys: Sequence[str]) -> Change:
@@ -422,21 +420,21 @@ def _with_key_names(keys: Sequence[str]) -> Change:
     return change
 
 
-def _with_column_names(table_name: str, rename: Callable[[str], str]) -> Change:
-    """Other names of the table and of the columns that parameters name; of one of these where all would have the same."""
+def _with_column_names(text: str, form: str) -> Change:
+    """Other names of the table and of the columns that parameters name; of one of these where the form has no place for
+    the old name.
+    """
 
     def change(plan: _Plan) -> _Plan:
         named = [name for name in plan.params.values() if isinstance(name, str)]
-        names = {
-            rename(name): name
-            for name in plan.table.columns
-            if name in named and rename(name) not in plan.table.columns
-        }
+        known = plan.table.columns
+        listed = {form.replace("{}", name): name for name in known if name in named}
+        names = {name: old for name, old in listed.items() if name not in known}
         if not names:
             raise ValueError("no column can have this name")
         new = {old: name for name, old in names.items()}
         columns = {new.get(name, name): column for name, column in plan.table.columns.items()}
-        table = plan.table.model_copy(update={"name": table_name, "columns": columns})
+        table = plan.table.model_copy(update={"name": text, "columns": columns})
         params = {
             field: new.get(value, value) if isinstance(value, str) else value
             for field, value in plan.params.items()

@@ -230,15 +230,15 @@ def aim_value(law: Any, other: Any, drawn: Any) -> list[Any]:
         drawn: a number of the first law, which says how far out the other one lies.
     """
     if isinstance(law, ChoiceLaw) and isinstance(other, ChoiceLaw):
-        if len(law.logs) == len(other.logs):
-            return [int(np.argmax(law.logs - other.logs))]
-    elif isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise):
-        if law.exact.shape == other.exact.shape:
-            # Beyond the one of both numbers that is its own.
-            noise = drawn - law.exact
-            apart = law.exact - other.exact
-            return [law.exact + np.where(apart == 0, noise, np.sign(apart) * np.abs(noise))]
-    return []
+        is_same = len(law.logs) == len(other.logs)
+        return [int(np.argmax(law.logs - other.logs))] if is_same else []
+    if not (isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise)):
+        return []
+    if law.exact.shape != other.exact.shape:
+        return []
+    # Beyond the one of both numbers that is its own.
+    noise, apart = drawn - law.exact, law.exact - other.exact
+    return [law.exact + np.where(apart == 0, noise, np.sign(apart) * np.abs(noise))]
 
 
 def measure_shift(law: Any, other: Any) -> float | None:
