@@ -426,10 +426,13 @@ def test_a_stored_question_says_which_rows_it_was_asked_of(fresh: World) -> None
          "((visits, by person, city), by person)"),
     ):  # fmt: skip
         assert not fresh.ask(f"SELECT COUNT(*) FROM ({text})", epsilon=1).free
+        # In words, where the query itself is not known.
         (record,) = (
-            one for one in fresh.ledger.releases("visits") if says in describe_question(one.request)
+            one
+            for one in fresh.ledger.releases("visits")
+            if describe_question(one.request | {"question": ""}) == f"count from {says}"
         )
-        assert describe_question(record.request) == f"count from {says}"
+        assert describe_question(record.request) == f"SELECT COUNT(*) FROM ({text})"
         fields = list_request_fields(record.request, record.scope)
         with pytest.raises(InvalidInput, match="unit_rows"):
             parse_request(fields | {"table": "visits.yml"}, fresh.folder)
