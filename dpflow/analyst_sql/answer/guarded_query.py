@@ -25,12 +25,14 @@ _STRUCTURE = (
     *(exp.Cube, exp.GroupingSets, exp.Order, exp.Ordered, exp.Distinct, exp.Values, exp.Tuple),
     *(exp.And, exp.Or, exp.Not, exp.Paren, exp.Alias, exp.Limit, exp.Offset),
 )
-#: Aggregates that DuckDB writes as expressions of others.
+#: Aggregates that DuckDB writes as expressions of others, or that are NULL here, by name and number of arguments.
 _MACROS = {
-    "geomean": "exp(avg(ln({0})))",
-    "geometric_mean": "exp(avg(ln({0})))",
-    "wavg": "sum({0} * {1}) / sum({1})",
-    "weighted_avg": "sum({0} * {1}) / sum({1})",
+    ("geomean", 1): "exp(avg(ln({0})))",
+    ("geometric_mean", 1): "exp(avg(ln({0})))",
+    ("wavg", 2): "sum({0} * {1}) / sum({1})",
+    ("weighted_avg", 2): "sum({0} * {1}) / sum({1})",
+    # Where a bin is its type's largest number, which stands for all others, it fails.
+    ("histogram_exact", 2): "any_value(CASE WHEN FALSE THEN MAP([{0}], [CAST(0 AS UBIGINT)]) END)",
 }
 _CONSTANTS = (exp.Literal, exp.Star, exp.Null, exp.Boolean, exp.Identifier, exp.DataType, exp.Var)
 _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
@@ -227,10 +229,13 @@ def _holds_rows(node: Any) -> bool:
 
 def _write_macro(node: Any) -> Any:
     """A macro's call as the aggregates that it stands for."""
-    if not isinstance(node, exp.Anonymous) or node.name.casefold() not in _MACROS:
+    place = (
+        (node.name.casefold(), len(node.expressions)) if isinstance(node, exp.Anonymous) else None
+    )
+    if place not in _MACROS:
         return node
     written = [part.sql("duckdb") for part in node.expressions]
-    return sqlglot.parse_one(_MACROS[node.name.casefold()].format(*written), read="duckdb")
+    return sqlglot.parse_one(_MACROS[place].format(*written), read="duckdb")
 
 
 def _guard_aggregate(node: Any) -> Any:
