@@ -1,7 +1,7 @@
 """One load: all of a source's rows, or none, in one transaction of the private file.
 
-The file keeps a book of its loads in the schema ``dpflow``: the same source again changes nothing,
-so a load that was killed or is retried is run again as it was.
+The file keeps a book of its loads in the schema ``dpflow``: the same source again, for the same blocks, changes
+nothing while its rows stand. So a load that was killed or is retried is run again as it was.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class _Load:
         connection, source = self._connection, self._source
         connection.execute("BEGIN")
         self._make_tables()
-        if self._was_loaded(digest) and not replace:
+        if not replace and self._still_stands(digest):
             connection.execute("ROLLBACK")
             report = LoadReport(self._table, loaded=False, repeated=True)
             tell(report)
@@ -112,7 +112,7 @@ class _Load:
         if self._by is None:
             self._make_room(replace)
         with source.open_query(connection) as query:
-            rows, misplaced = self._insert(query, replace)
+            rows, held, misplaced = self._insert(query, replace)
             rejected, rejects = source.count_rejects(
                 connection, rows + sum(r.rows for r in misplaced)
             )
@@ -132,7 +132,7 @@ class _Load:
                 f"more rows of {source.name} were rejected than may be, so nothing was loaded; correct them, "
                 f"or say how many may be left out (max_rejects); dpflow load --rejects FILE lists their lines"
             )
-        self._write_book(digest)
+        self._write_book(digest, held, rows)
         fault_points.pass_point("load.before-commit")
         connection.execute("COMMIT")
         fault_points.pass_point("load.after-commit")
@@ -143,8 +143,8 @@ class _Load:
         columns = self._source.columns
         self._connection.execute(f"CREATE SCHEMA IF NOT EXISTS {OWN_SCHEMA}")
         self._connection.execute(
-            f"CREATE TABLE IF NOT EXISTS {_BOOK} (relation VARCHAR, by_block BOOLEAN, source VARCHAR, "
-            f"sha256 VARCHAR, loaded_at TIMESTAMP WITH TIME ZONE)"
+            f"CREATE TABLE IF NOT EXISTS {_BOOK} (relation VARCHAR, by_column VARCHAR, asked VARCHAR[], "
+            f"blocks VARCHAR[], rows BIGINT, source VARCHAR, sha256 VARCHAR, loaded_at TIMESTAMP WITH TIME ZONE)"
         )
         listed = ", ".join(f"{sql.quote_name(name)} {kind}" for name, kind in columns.items())
         self._connection.execute(f"CREATE TABLE IF NOT EXISTS {self._target} ({listed})")
@@ -157,30 +157,42 @@ class _Load:
                 f"{write_columns(columns)}; declare the same, or load into another table"
             )
 
-    def _was_loaded(self, digest: str) -> bool:
-        query = f"SELECT 1 FROM {_BOOK} WHERE relation = ? AND sha256 = ? AND by_block = ? LIMIT 1"
-        values = [self._table, digest, self._by is not None]
-        return self._connection.execute(query, values).fetchone() is not None
+    def _still_stands(self, digest: str) -> bool:
+        """Whether a load of the same source for the same blocks is the last one of them, and nobody took its rows out."""
+        found = self._connection.execute(
+            f"SELECT blocks, rows FROM {_BOOK} WHERE relation = lower(?) AND sha256 = ? "
+            f"AND by_column IS NOT DISTINCT FROM ? AND asked = CAST(? AS VARCHAR[])",
+            [self._table, digest, self._by, sorted(self._blocks)],
+        ).fetchone()
+        if found is None:
+            return False
+        blocks, rows = found
+        count = f"SELECT count(*) FROM {self._target}"
+        if self._by is None:
+            there = self._connection.execute(count)
+        else:
+            where = f"WHERE list_contains(CAST(? AS VARCHAR[]), {self._block})"
+            there = self._connection.execute(f"{count} {where}", [blocks])
+        return there.fetchone() == (rows,)
 
     def _make_room(self, replace: bool) -> None:
         """A source that is the whole table needs an empty one."""
         if replace:
             self._connection.execute(f"DELETE FROM {self._target}")
-            self._connection.execute(f"DELETE FROM {_BOOK} WHERE relation = ?", [self._table])
         elif self._connection.execute(f"SELECT 1 FROM {self._target} LIMIT 1").fetchone():
             raise InvalidInput(
                 f"{self._what} has rows, and this source is another than theirs; say replace to put it in their "
                 f"place, or by COLUMN to add its blocks"
             )
 
-    def _insert(self, query: str, replace: bool) -> tuple[int, tuple[Rejects, ...]]:
-        """Insert the rows; how many, and those that are of no block, or of one that was not asked
-        for.
+    def _insert(self, query: str, replace: bool) -> tuple[int, list[str], tuple[Rejects, ...]]:
+        """Insert the rows; how many, the blocks that are now as the source has them, and the rows that are of no
+        block, or of one that was not asked for.
         """
         listed = ", ".join(map(sql.quote_name, self._source.columns))
         insert = f"INSERT INTO {self._target} ({listed})"
         if self._by is None:
-            return self._count(f"{insert} {query}"), ()
+            return self._count(f"{insert} {query}"), [], ()
         # Set aside first: which blocks there are says which stand there already.
         self._connection.execute(f"CREATE TEMP TABLE staged_rows AS {query}")
         asked = f" AND {self._block} NOT IN ({', '.join('?' * len(self._blocks))})"
@@ -208,19 +220,31 @@ class _Load:
                 f"{self._what} has rows of blocks that {self._source.name} holds, too; say replace to put it in "
                 f"their place"
             )
-        return self._count(f"{insert} SELECT {listed} FROM {_STAGED}"), tuple(misplaced)
+        rows = self._count(f"{insert} SELECT {listed} FROM {_STAGED}")
+        held = self._connection.execute(f"SELECT DISTINCT {self._block} FROM {_STAGED}").fetchall()
+        blocks = sorted({*self._blocks, *(block for (block,) in held)})
+        return rows, blocks, tuple(misplaced)
 
     def _count(self, statement: str, values: Sequence[str] = ()) -> int:
         """Run a statement that changes rows; how many it changed."""
         (rows,) = self._connection.execute(statement, list(values)).fetchone() or (0,)
         return int(rows)
 
-    def _write_book(self, digest: str) -> None:
+    def _write_book(self, digest: str, blocks: list[str], rows: int) -> None:
+        """Enter this load, and take out those whose rows may stand no more as they were loaded."""
+        stale = "by_column IS DISTINCT FROM ? OR ? IS NULL OR list_has_any(blocks, CAST(? AS VARCHAR[]))"
         self._connection.execute(
-            f"INSERT INTO {_BOOK} VALUES (?, ?, ?, ?, ?)",
+            f"DELETE FROM {_BOOK} WHERE relation = lower(?) AND ({stale})",
+            [self._table, self._by, self._by, blocks],
+        )
+        self._connection.execute(
+            f"INSERT INTO {_BOOK} VALUES (lower(?), ?, ?, ?, ?, ?, ?, ?)",
             [
                 self._table,
-                self._by is not None,
+                self._by,
+                sorted(self._blocks),
+                blocks,
+                rows,
                 self._source.name,
                 digest,
                 dt.datetime.now(dt.UTC),

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pytest
 from forked_programs import ForkedProgram, run_forked
 
@@ -418,3 +419,73 @@ def test_times_do_not_depend_on_where_they_are_loaded(
     finally:
         monkeypatch.undo()
         time.tzset()
+
+
+def test_a_source_is_loaded_for_each_block_that_is_asked_for(tmp_path: Path) -> None:
+    """A file of two days, loaded day by day; each of them again changes nothing."""
+    columns = {"person": "VARCHAR", "day": "DATE"}
+    file = write(tmp_path, "jan.csv", "person,day\np1,2026-01-03\np2,2026-01-04\n")
+    for day in ("2026-01-03", "2026-01-04") * 2:
+        report = load(tmp_path, CsvSource([file], columns), by="day", blocks=[day], max_rejects=1)
+        assert report.loaded != report.repeated
+    assert report.repeated and len(rows(tmp_path / "visits.duckdb")) == 2
+
+
+@pytest.mark.parametrize("by", [None, "day"])
+def test_a_source_whose_rows_stand_no_more_is_no_repeated_one(
+    tmp_path: Path, by: str | None
+) -> None:
+    """After others took their place, or their owner took them out."""
+    columns = {"person": "VARCHAR", "day": "DATE"}
+
+    def source(person: str) -> CsvSource:
+        content = f"person,day\n{person},2026-01-03\n"
+        return CsvSource([write(tmp_path, f"{person}.csv", content)], columns)
+
+    load(tmp_path, source("a"), by=by)
+    load(tmp_path, source("b"), by=by, replace=True)
+    with pytest.raises(InvalidInput, match="say replace"):
+        load(tmp_path, source("a"), by=by)
+    assert load(tmp_path, source("b"), by=by).repeated
+    with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
+        connection.execute("DELETE FROM visits")
+    assert load(tmp_path, source("b"), by=by).loaded
+    # A block that is replaced is no part of the whole table's source any more, and the other way round.
+    load(tmp_path, source("c"), by=None if by else "day", replace=True)
+    with pytest.raises(InvalidInput, match="say replace"):
+        load(tmp_path, source("b"), by=by)
+
+
+def test_the_same_bytes_read_otherwise_are_another_source(tmp_path: Path) -> None:
+    """Another text for a missing value makes other rows."""
+    load(tmp_path, csv(tmp_path, "person,city,age\np1,-,3\n"))
+    with pytest.raises(InvalidInput, match="say replace"):
+        load(tmp_path, csv(tmp_path, "person,city,age\np1,-,3\n", missing=("-",)))
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parquet_files_of_other_types_lose_nothing(tmp_path: Path, turned: bool) -> None:
+    """Each file's values are read in its own types, whichever comes first."""
+    files = [tmp_path / "0.parquet", tmp_path / "1.parquet", tmp_path / "2.parquet"]
+    texts = (
+        "SELECT 'a' AS u, 9007199254740993 AS x, DATE '2026-01-01' AS d",
+        "SELECT TIMESTAMP '2026-01-02 23:59:00' AS d, 'b' AS u, 1.5::DOUBLE AS x",
+        "SELECT 'c' AS u, 0.1::FLOAT AS x, DATE '2026-01-03' AS d, 1 AS more",
+    )
+    for file, text in zip(files, texts):
+        duckdb.sql(text).write_parquet(str(file))
+    given = files[::-1] if turned else files
+    with pytest.raises(InvalidInput, match="other columns or types"):
+        parquet_columns(given)
+    columns = {"u": "VARCHAR", "x": "DOUBLE", "d": "TIMESTAMP"}
+    report = load(tmp_path, ParquetSource(given, columns), max_rejects=1)
+    # 2^53 + 1 is no DOUBLE.
+    assert report.rejected == 1 and report.ignored_columns == ("more",)
+    query = "SELECT u, x, CAST(d AS VARCHAR) FROM visits ORDER BY u"
+    assert rows(tmp_path / "visits.duckdb", query) == [
+        ("b", 1.5, "2026-01-02 23:59:00"),
+        ("c", float(np.float32(0.1)), "2026-01-03 00:00:00"),
+    ]
+    with pytest.raises(InvalidInput, match="no column called 'd'|column called 'd'"):
+        duckdb.sql("SELECT 'd' AS u, 1 AS x").write_parquet(str(files[2]))
+        load(tmp_path, ParquetSource(given, columns), replace=True)
