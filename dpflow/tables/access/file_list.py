@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -123,6 +124,20 @@ class FileList:
         """Whether every file is as it was when it was listed. Raises as `find_states` does."""
         states = {file.path: file.state for file in self.files}
         return find_states(list(states)) == states
+
+    def find_shadowed(self) -> str:
+        """A folder such as ``day=2026-01-01`` that is no partition, and whose name a column has: DuckDB reads all folders
+        of a path, and would give the column's values from there. "" if there is none.
+        """
+        known = set(map(str.casefold, self.columns))
+        expected = Counter(map(str.casefold, self.partitions))
+        for file in self.files if self.partitions else ():
+            folders = [part for part in file.path.split("/")[:-1] if "=" in part]
+            names = [part.partition("=")[0].casefold() for part in folders]
+            for folder, name in zip(folders, names):
+                if name in known and names.count(name) > expected[name]:
+                    return folder
+        return ""
 
     def relation_sql(self) -> str:
         """All rows, by the variable that `open_list` sets: a list of many files would be a long text."""
@@ -272,6 +287,10 @@ def open_list(file: Path, what: str) -> Iterator[ListConnection]:
         raise TableUnreadable(
             f"{what}: a file of {file.name} is missing, or is not as it was when it was listed; list the files again: "
             f"dpflow load FILES --in-place"
+        )
+    if shadowed := listed.find_shadowed():
+        raise TableUnreadable(
+            f"{what}: {file.name} is below a folder called {shadowed}, as a column is; move it to a folder without such a name"
         )
     paths, beside = [f.path for f in listed.files], file.absolute().parent
     with sandbox.query_thread() as queries, open_session(paths, beside, what) as raw:

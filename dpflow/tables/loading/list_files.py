@@ -19,12 +19,7 @@ from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.parquet_texts import read_text_types
 from dpflow.tables.loading.column_types import normalize_type
-
-_SCHEMA = """
-SELECT file_name, list((name, type, type_length, converted_type, logical_type, precision, scale, num_children)
-  ORDER BY column_id)
-FROM parquet_schema(getvariable('dpflow_files')) GROUP BY file_name
-"""
+from dpflow.tables.loading.sources import SCHEMAS
 
 
 def list_files(files: Sequence[Path | str], root: Path | str, name: str, target: Path) -> FileList:
@@ -66,6 +61,11 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
     listed = FileList(
         name, columns, partitions, padded, tuple(ListedFile(path, states[path]) for path in paths)
     )
+    if shadowed := listed.find_shadowed():
+        raise InvalidInput(
+            f"a folder above {root} is called {shadowed}, as a column is, which would take its value from there; list the "
+            f"files in a folder without such a name above"
+        )
     if not listed.is_unchanged():
         raise TableBusy(
             "a file was written while it was read; list the files when all are complete"
@@ -90,7 +90,7 @@ def _verify_files(
     """Columns and types, after each value was read, and which are padded; columns of other types, and texts
     that Spark compares by a collation, are left out.
     """
-    schemas = raw.execute(_SCHEMA).fetchall()
+    schemas = raw.execute(SCHEMAS.format("getvariable('dpflow_files')")).fetchall()
     first = schemas[0][1]
     for file, schema in schemas:
         if schema != first:

@@ -97,7 +97,7 @@ class LoadSource(ABC):
 
     @abstractmethod
     def fingerprint(self) -> str:
-        """A digest of the content: the same again is not loaded twice."""
+        """A digest of the content and of how it is read: the same again is not loaded twice."""
 
     @abstractmethod
     def _relation(self) -> str:
@@ -249,12 +249,13 @@ class ParquetSource(LoadSource):
         self.name = ", ".join(map(str, files))
         self._stored: dict[str, str] = {}
         self._text_types: dict[str, str] = {}
+        self._parts: list[str] = []
 
     def fingerprint(self) -> str:
         return self._states.digest()
 
     def _relation(self) -> str:
-        return f"read_parquet({write_list(map(str, self.files))}, hive_partitioning = false)"
+        return f"({' UNION ALL '.join(self._parts)})"
 
     def _value(self, column: str) -> tuple[str, str]:
         quoted = sql.quote_name(column)
@@ -265,10 +266,27 @@ class ParquetSource(LoadSource):
     def _attach(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
         self._text_types = read_text_types(connection, write_list(map(str, self.files)))
         refuse_collated(self.name, self.columns, self._text_types)
-        bound = connection.sql(f"SELECT * FROM {self._relation()} LIMIT 0")
-        require_columns(self.columns, bound.columns, self.name)
-        self._stored = dict(zip(bound.columns, map(str, bound.types)))
-        self.ignored_columns = tuple(name for name in bound.columns if name not in self.columns)
+        groups = group_files(connection, self.files)
+        for files, types in groups:
+            require_columns(self.columns, list(types), str(files[0]))
+        # DuckDB would cast all files to the types of the first one.
+        kinds = {name: {types[name] for _, types in groups} for name in self.columns}
+        self.canonical_columns = frozenset(name for name, found in kinds.items() if len(found) > 1)
+        self._stored = {
+            name: "VARCHAR" if name in self.canonical_columns else min(found)
+            for name, found in kinds.items()
+        }
+        self._parts = []
+        for files, types in groups:
+            values = [
+                _write_exactly(name, types[name], kind)
+                if name in self.canonical_columns
+                else sql.quote_name(name)
+                for name, kind in self.columns.items()
+            ]
+            self._parts.append(f"SELECT {', '.join(values)} FROM {_read_files(files)}")
+        known = dict.fromkeys(name for _, types in groups for name in types)
+        self.ignored_columns = tuple(name for name in known if name not in self.columns)
         yield
         self._states.require_unchanged()
 
@@ -386,24 +404,70 @@ def find_root(patterns: Sequence[str]) -> Path:
     return Path(os.path.commonpath([os.path.abspath(root) for root in roots]))
 
 
+#: What of a Parquet file decides what DuckDB makes of it, by file.
+SCHEMAS = """
+SELECT file_name, list((name, type, type_length, converted_type, logical_type, precision, scale, num_children)
+  ORDER BY column_id)
+FROM parquet_schema({}) GROUP BY file_name
+"""
+
+
+def group_files(
+    connection: duckdb.DuckDBPyConnection, files: Sequence[Path]
+) -> list[tuple[list[Path], dict[str, str]]]:
+    """Files of the same columns and types, with DuckDB's names of these types."""
+    found = connection.execute(SCHEMAS.format(write_list(map(str, files)))).fetchall()
+    schemas = {name: repr(schema) for name, schema in found}
+    groups: dict[str, list[Path]] = {}
+    for file in files:
+        groups.setdefault(schemas[str(file)], []).append(file)
+    listed = []
+    for alike in groups.values():
+        bound = connection.sql(f"SELECT * FROM {_read_files(alike[:1])} LIMIT 0")
+        listed.append((alike, dict(zip(bound.columns, map(str, bound.types)))))
+    return listed
+
+
+def _read_files(files: Sequence[Path]) -> str:
+    return f"read_parquet({write_list(map(str, files))}, hive_partitioning = false)"
+
+
+def _write_exactly(column: str, stored: str, declared: str) -> str:
+    """A column's values as texts of its declared type, and a text of none for one that is not exactly of it."""
+    quoted = sql.quote_name(column)
+    typed = TypedValue(quoted, stored, declared)
+    text = f"CAST({typed.cast()} AS VARCHAR)"
+    if declared != "VARCHAR":
+        text = f"CASE WHEN {quoted} IS NULL THEN NULL WHEN {typed.is_exact(typed.cast())} THEN {text} ELSE 'none' END"
+    return f"{text} AS {quoted}"
+
+
 def parquet_columns(files: Sequence[Path]) -> dict[str, str]:
     """Columns of Parquet files with the types that they say themselves, without those that no
     declaration can use.
 
     Raises:
-        TableUnreadable: no Parquet files, or of different columns.
+        InvalidInput: files of different columns or types.
+        TableUnreadable: no Parquet files.
     """
     FileStates.note(files)
 
     def read_types() -> list[tuple[str, str]]:
-        listed = write_list(map(str, files))
         with duckdb.connect(":memory:") as connection:
-            texts = read_text_types(connection, listed)
-            bound = connection.sql(
-                f"SELECT * FROM read_parquet({listed}, hive_partitioning = false)"
-            )
-            columns = zip(bound.columns, map(str, bound.types))
-            return [pair for pair in columns if not texts.get(pair[0], "").startswith("collated")]
+            texts = read_text_types(connection, write_list(map(str, files)))
+            groups = group_files(connection, files)
+        (first, columns), *others = groups
+        for alike, types in others:
+            if types != columns:
+                raise InvalidInput(
+                    f"{alike[0]} has other columns or types than {first[0]}, and none is guessed; say which are loaded, and as "
+                    f"what (--columns 'person VARCHAR, age DOUBLE')"
+                )
+        return [
+            (name, kind)
+            for name, kind in columns.items()
+            if not texts.get(name, "").startswith("collated")
+        ]
 
     columns = {}
     for name, kind in sandbox.scrub_errors(read_types, str(files[0])):

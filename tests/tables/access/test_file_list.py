@@ -118,6 +118,23 @@ def test_folders_are_blocks(tmp_path: Path) -> None:
     assert count(table, "2026-01-01", "2026-01-02") == 30
 
 
+@pytest.mark.parametrize("above", ["AGE=7", "day=2026-02-01"])
+def test_a_folder_above_names_no_column(tmp_path: Path, above: str) -> None:
+    """DuckDB reads every folder of a path: a dated copy of the root would give all rows its day."""
+    with pytest.raises(InvalidInput, match=f"is called {above}, as a column is"):
+        make_list(write_days(tmp_path / above), tmp_path)
+    # Listed, and moved there with its files; the states of files stay.
+    (tmp_path / "b").mkdir()
+    make_list(write_days(tmp_path / "b"), tmp_path / "b")
+    harmless = tmp_path / "year=7"
+    harmless.mkdir()
+    (tmp_path / "b").rename(harmless / "b")
+    assert count(declare(harmless / "b" / "visits.files.json"), "2026-01-01") == 10
+    (harmless / "b").rename(tmp_path / above / "b")
+    with pytest.raises(TableUnreadable, match=f"below a folder called {above}"):
+        count(declare(tmp_path / above / "b" / "visits.files.json"), "2026-01-01")
+
+
 def test_a_release_from_parquet(tmp_path: Path) -> None:
     """By commands as from a DuckDB file: list, init, release."""
     from page_runner import inside, run_main
