@@ -21,7 +21,7 @@ from typing import Any
 
 from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Unprotected
-from dpflow.core.accounting.periods import name_account, select_current
+from dpflow.core.accounting.periods import name_account
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.counted import counted
@@ -33,7 +33,13 @@ from dpflow.ledger.audit.release_state import (
     read_body,
 )
 from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.grants import find_signers, is_signed, may_follow, require_persons
+from dpflow.ledger.books.grants import (
+    find_exceeded,
+    find_signers,
+    is_signed,
+    may_follow,
+    require_persons,
+)
 from dpflow.ledger.books.records import is_same_principal, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.books.witnesses import signed_by, starts_anew
@@ -211,7 +217,7 @@ class Recheck:
         self._check_signature(entry, body)
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)
-        granted, limits = _parse_filter(body["filter"])
+        granted, _ = _parse_filter(body["filter"])
         above = self.scopes.get(name.rpartition("/")[0])
         binding = body["protects"], body["blocks"]
         if "/" in name:
@@ -220,11 +226,7 @@ class Recheck:
         spent = self.accounts.get(name, {})
         if name in self.scopes:
             self._require_successor(name, granted, binding)
-            costs = [cost for cost in spent.values() if cost != Cost()]
-            if granted.period is not None:
-                current = select_current(granted.period, spent.items(), _day_of(entry))
-                costs = [cost for _, cost in current if cost != Cost()]
-            fits = all(Filter.admits(limits, cost) for cost in costs)
+            fits = find_exceeded(granted, spent.items(), _day_of(entry)) is None
             _require(fits, "grants less than is spent")
         former = self.scopes.get(name)
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}

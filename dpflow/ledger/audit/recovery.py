@@ -81,7 +81,8 @@ class CheckpointTrace:
         self._now = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
         self._jumps: list[tuple[int, str, str]] = []
         self._future: list[tuple[int, str]] = []
-        self._points, self._ledger_id, self._expected = checkpoints, ledger_id, expected
+        self._points, self._ledger_id = checkpoints, ledger_id
+        self.expected = expected
         # The recoveries: number, hash, and the sums and scopes that they left.
         self._forks: list[tuple[int, str, Sums, dict[str, dict[str, Any]]]] = []
         self._earlier: tuple[str, ...] = ()
@@ -114,8 +115,8 @@ class CheckpointTrace:
             yield row
             # By now the rules have seen it, too.
             if row.kind == "recover":
-                scopes = {name: {**terms} for name, terms in self._expected.scopes.items()}
-                self._forks.append((row.seq, row.hash, current_sums(self._expected), scopes))
+                scopes = {name: {**terms} for name, terms in self.expected.scopes.items()}
+                self._forks.append((row.seq, row.hash, current_sums(self.expected), scopes))
                 if len(self._forks) == 1:
                     with contextlib.suppress(ValueError, KeyError, TypeError, IndexError):
                         self._origin = str(json.loads(row.body)["checkpoint"][0])
@@ -148,10 +149,10 @@ class CheckpointTrace:
             name: dict(zip(SCOPE_COLUMNS, columns, strict=True))
             for name, *columns in body["scopes"]
         }
-        then = self._expected.scopes
+        then = self.expected.scopes
         if fork := self._find_fork(point):
             # What was granted since that recovery is no word of this one.
-            then = self._expected.scopes | fork[3]
+            then = self.expected.scopes | fork[3]
         for name, *columns in point.scopes:
             signed = dict(zip(SCOPE_COLUMNS, columns, strict=True))
             left = stated.get(name) or then.get(name)
@@ -166,10 +167,6 @@ class CheckpointTrace:
             if not is_closed and any(left[column] != signed[column] for column in SCOPE_COLUMNS):
                 return False
         return True
-
-    def limit_terms(self, name: str, stated: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Recheck.limit_terms`."""
-        return self._expected.limit_terms(name, stated)
 
     def accepts(self, point: Checkpoint) -> bool:
         """Whether a checkpoint is of this ledger, or of the one that its first recovery went on from;
@@ -189,11 +186,6 @@ class CheckpointTrace:
         if self._future:
             seq, at = self._future[0]
             yield f"of the future: {counted(len(self._future), 'entry', 'entries')}, first entry {seq} of {at}; set the clocks"
-
-    @property
-    def marks(self) -> set[Seen]:
-        """Where the mark stood at each recovery: nothing came after that entry."""
-        return self._expected.marks
 
     def is_late(self, point: Checkpoint) -> bool:
         """Whether a recovery went before that did not know of the checkpoint, which may be of
@@ -218,7 +210,7 @@ class CheckpointTrace:
         was charged since the first recovery that the checkpoint may have come before. Charges after
         that recovery are in no checkpoint of what was lost.
         """
-        now = current_sums(self._expected)
+        now = current_sums(self.expected)
         then = fork[2] if (fork := self._find_fork(point)) else now
         return {
             (scope, block): cost
@@ -232,7 +224,7 @@ class CheckpointTrace:
         signed = {(scope, block): cost for scope, block, cost in point.spent}
         return [
             account
-            for account, cost in (current_sums(self._expected) if sums is None else sums).items()
+            for account, cost in (current_sums(self.expected) if sums is None else sums).items()
             if not _covers(signed.get(account, Cost()), cost)
         ]
 
@@ -355,7 +347,7 @@ def recover_state(
                 state.update(schema.account, row, **vars(cost))
     # A mark at the very entry that was signed: then nothing came after it.
     end = None if ahead is None else (ahead.size, ahead.head)
-    witnessed = end is not None and end in {marked, *trace.marks}
+    witnessed = end is not None and end in {marked, *trace.expected.marks}
     closed_scopes = []
     # Sorted here: databases order texts by rules of their own.
     for name in [] if witnessed else sorted(row.name for row in state.transaction.rows(_SCOPES)):
@@ -398,7 +390,7 @@ def _require_branch(trace: CheckpointTrace, ahead: Checkpoint) -> None:
 def _take_scopes(
     writer: chain.Writer, trace: CheckpointTrace, ahead: Checkpoint
 ) -> list[list[Any]]:
-    """Take over the scopes of a checkpoint as far as `CheckpointTrace.limit_terms` goes; after an earlier
+    """Take over the scopes of a checkpoint as far as `Recheck.limit_terms` goes; after an earlier
     recovery only those that nobody granted since. Returns what the entry says of them.
 
     Raises:
@@ -409,7 +401,7 @@ def _take_scopes(
     for name, *columns in ahead.scopes:
         row = state.find(schema.scope, name=name)
         stated = dict(zip(SCOPE_COLUMNS, columns, strict=True))
-        terms = trace.limit_terms(name, stated)
+        terms = trace.expected.limit_terms(name, stated)
         is_kept = row is not None and trace.is_late(ahead)
         now, then = (
             Filter.from_json(stored_json(text))

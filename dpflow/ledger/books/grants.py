@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
 from typing import Any, Literal
@@ -534,15 +534,23 @@ def _change_amounts(scope: Scope, terms: Terms) -> Filter:
     return Filter(before.name, epsilon, delta, before.order, tail)
 
 
-def _require_covers(granted: Scope, used: list[tuple[str, Cost]], day: dt.date) -> None:
-    """Raises `GrantConflict` if a budget has spent more than the new grant holds; in a quota that
-    refreshes, in this period.
+def find_exceeded(granted: Filter, used: Iterable[tuple[str, Cost]], day: dt.date) -> str | None:
+    """An account that has spent more than a grant holds, None if there is none; in a quota that refreshes,
+    in this period.
     """
-    capacity = granted.filter.capacity()
-    for block, cost in select_current(granted.filter.period, used, day):
+    capacity = granted.capacity()
+    for block, cost in select_current(granted.period, used, day):
         if cost != Cost() and not Filter.admits(capacity, cost):
-            in_block = f" in block {block!r}" if block else ""
-            raise GrantConflict(
-                f"scope {granted.scope!r} has already spent more than epsilon {exact_text(granted.filter.epsilon)}, delta "
-                f"{exact_text(granted.filter.delta)}{in_block}; grant at least what is spent, as dpflow ledger odometer shows it"
-            )
+            return block
+    return None
+
+
+def _require_covers(granted: Scope, used: list[tuple[str, Cost]], day: dt.date) -> None:
+    """Raises `GrantConflict` if a budget has spent more than the new grant holds."""
+    block = find_exceeded(granted.filter, used, day)
+    if block is not None:
+        raise GrantConflict(
+            f"scope {granted.scope!r} has already spent more than epsilon {exact_text(granted.filter.epsilon)}, delta "
+            f"{exact_text(granted.filter.delta)}{f' in block {block!r}' if block else ''}; grant at least what is spent, as "
+            f"dpflow ledger odometer shows it"
+        )
