@@ -226,7 +226,8 @@ class Recheck:
         spent = self.accounts.get(name, {})
         if name in self.scopes:
             self._require_successor(name, granted, binding)
-            fits = find_exceeded(granted, spent.items(), _day_of(entry)) is None
+            day = dt.date.min if granted.period is None else _day_of(entry)
+            fits = find_exceeded(granted, spent.items(), day) is None
             _require(fits, "grants less than is spent")
         former = self.scopes.get(name)
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
