@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
-from dpflow.analyst_sql.releases.query_parts import QueryPart, split_key
+from dpflow.analyst_sql.releases.query_parts import QueryPart, find_grouping, split_key
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import UNLIMITED, Row, ValueRange, bound_labels
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
@@ -87,7 +87,20 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
             for aggregate, label in part.measures.items():
                 if label == row.measure:
                     cell[aggregate] = number
-    return cells
+    return _add_empty_groups(part, cells)
+
+
+def _add_empty_groups(part: QueryPart, cells: Cells) -> Cells:
+    """With the groups of units that a FILTER leaves no row, which stay in the answer: their number is known."""
+    table, by, _ = find_grouping(part.queries[0])
+    is_filtered = any(one.condition is not None for one in part.measures)
+    if part.mechanism != "count_distinct" or by is None or not is_filtered:
+        return cells
+    keys = [tuple(split_key(key, part.queries[0].groups)) for key in table.public_keys(by)]
+    return {
+        key: cells.get(key) or dict.fromkeys(part.measures, Number(0, lambda together: 0.0))
+        for key in keys
+    }
 
 
 def _read_limits(plan: Plan) -> tuple[Mapping[str, ValueRange], Mapping[str, ValueRange]]:

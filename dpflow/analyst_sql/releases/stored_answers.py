@@ -13,18 +13,14 @@ says so.
 from __future__ import annotations
 
 import datetime as dt
-import itertools
 import json
 import math
-import operator
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
 from typing import Any
 
-from dpflow.analyst_sql.parse.canonical_conditions import split_operands
 from dpflow.analyst_sql.parse.select_query import ADDITIVE, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.parse.value_columns import declare_computed
 from dpflow.analyst_sql.releases.cells import Cells, add_up, error_sizes, make_width, read_cells
@@ -51,6 +47,7 @@ from dpflow.registry import Registry
 from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import keep_parsed, parse_condition
 from dpflow.tables.language.grouping import parse_groups, parse_row_expression
+from dpflow.tables.language.key_tests import COMPARED, make_key_filter, make_key_test, split_nodes
 from dpflow.tables.language.nodes import Node
 
 
@@ -85,16 +82,6 @@ def identify_query(plan: Plan, principal: str | None = None) -> RunIdentity:
     run = RunIdentity.of_request(plan.request, principal)
     slot = make_slot(plan.request.scope, run.name, plan.version_independent_digest)
     return RunIdentity("", "", run.name, slot, run.principal)
-
-
-def split_nodes(node: Node | None) -> Iterator[Node]:
-    """The parts of a condition between its outermost ANDs; each of NOT IN is one of its own."""
-    for part in split_operands("AND", [] if node is None else [node]):
-        if part.op == "NOT" and part.args[0].op == "IN":
-            subject, *literals = part.args[0].args
-            yield from (Node("<>", (subject, literal)) for literal in literals)
-        else:
-            yield part
 
 
 class StoredReleases:
@@ -311,9 +298,8 @@ def list_group_conditions(query: SelectQuery) -> list[Node]:
 def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
     """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
     conditions = [*list_group_conditions(query), *_conditions_below(query.table)]
-    made = [make_key_test(node, groups, query.table) for node in conditions]
-    tests = [test for test in made if test is not None]
-    return {key: cell for key, cell in cells.items() if all(test.may_hold(key) for test in tests)}
+    may_pass = make_key_filter(conditions, groups, query.table)
+    return {key: cell for key, cell in cells.items() if may_pass(key)}
 
 
 def _conditions_below(table: Table) -> list[Node]:
@@ -333,7 +319,7 @@ def _rename_keys(node: Node, names: Mapping[str, Node]) -> Node | None:
     if node.op in ("AND", "OR", "NOT"):
         parts = [_rename_keys(arg, names) for arg in node.args]
         return None if None in parts else Node(node.op, tuple(parts))
-    if node.op not in (*_COMPARED, "IN") or (key := names.get(str(node.args[0]))) is None:
+    if node.op not in (*COMPARED, "IN") or (key := names.get(str(node.args[0]))) is None:
         return None
     return Node(node.op, (key, *node.args[1:]))
 
@@ -422,120 +408,3 @@ def _find_errors(stored: Stored, asked: PartPlan) -> dict[str, float]:
     for label in sizes if cells > 1 else ():
         sizes[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
     return sizes
-
-
-@dataclass(frozen=True)
-class KeyTest:
-    """A condition on rows as one on their group's keys.
-
-    Attributes:
-        outcomes: what the condition may be on rows of the group with these keys: true, false, or either.
-        is_exact: whether it is one on the keys alone, whatever type the column has.
-    """
-
-    outcomes: Callable[[Sequence[str]], frozenset[bool]]
-    is_exact: bool
-
-    def may_hold(self, key: Sequence[str]) -> bool:
-        """Whether rows of a group may fulfil the condition."""
-        return True in self.outcomes(key)
-
-
-_EITHER = frozenset({True, False})
-
-
-def make_key_test(node: Node, groups: Sequence[Node], table: Table) -> KeyTest | None:
-    """A condition on rows as one on a group's keys, where it compares grouping columns with texts
-    that are keys as they stand, or public keys that are whole numbers with numbers; None for any
-    other. No key is NULL.
-    """
-    if node.op in ("AND", "OR", "NOT"):
-        tests = [make_key_test(arg, groups, table) for arg in node.args]
-        inner = [test for test in tests if test is not None]
-        if len(inner) < len(tests):
-            return None
-        exact = all(test.is_exact for test in inner)
-        if node.op == "NOT":
-            return KeyTest(lambda key: frozenset(not x for x in inner[0].outcomes(key)), exact)
-        decide = all if node.op == "AND" else any
-        return KeyTest(
-            lambda key: frozenset(
-                map(decide, itertools.product(*(test.outcomes(key) for test in inner)))
-            ),
-            exact,
-        )
-    if node.op not in (*_COMPARED, "IN") or node.args[0] not in groups:
-        return None
-    keys = _public_keys(node.args[0], table)
-    position, literals = list(groups).index(node.args[0]), node.args[1:]
-    # Of a unit's number of rows, the last key has those of more rows, too.
-    counts = any(table.last_count(name) is not None for name in node.args[0].column_names())
-    if all(one.op == "number" for one in literals) and keys is not None:
-        return _compare_numbers(node.op, position, literals, keys, counts)
-    texts = [one.args[0] for one in literals if one.op == "text"]
-    is_order = node.op not in ("=", "<>", "IN")
-    if counts or is_order or len(texts) < len(literals):
-        return None
-    if not all(_is_key_text(text, keys) for text in texts):
-        return None
-    wanted = node.op != "<>"
-    return KeyTest(lambda key: frozenset({(key[position] in texts) == wanted}), True)
-
-
-_COMPARED: dict[str, Callable[[Any, Any], bool]] = {
-    "=": operator.eq,
-    "<>": operator.ne,
-    "<": operator.lt,
-    "<=": operator.le,
-    ">": operator.gt,
-    ">=": operator.ge,
-}
-
-
-def _compare_numbers(
-    name: str, position: int, literals: Sequence[Node], keys: Sequence[str], counts: bool
-) -> KeyTest | None:
-    """Whole numbers as keys against numbers, as doubles, which hold them exactly. A text that reads as
-    such a number is another key, and the column's type is not known here: so it is no exact test.
-
-    Args:
-        counts: whether the last key stands for all numbers from it on.
-    """
-    if not all(re.fullmatch(r"0|-?[1-9][0-9]{0,14}", key) for key in keys):
-        return None
-    ends = [float(one.args[0]) for one in literals]
-
-    def decide(number: float) -> bool:
-        if name == "IN":
-            return number in ends
-        return _COMPARED[name](number, ends[0])
-
-    def find_outcomes(key: Sequence[str]) -> frozenset[bool]:
-        number = float(key[position])
-        if not counts or key[position] != keys[-1]:
-            return frozenset({decide(number)})
-        # Between the literals nothing changes.
-        beyond = (number, *(max(number, end + 1) for end in ends), *(e for e in ends if e > number))
-        return frozenset(map(decide, beyond))
-
-    return KeyTest(find_outcomes, False)
-
-
-def _public_keys(node: Node, table: Table) -> tuple[str, ...] | None:
-    declared, name = declare_groups(table, str(node))
-    return declared.columns[name].public_keys
-
-
-#: Texts that a column of truth values, numbers or times may read as a value with another text.
-_WORDS = {
-    *("true", "false", "t", "f", "yes", "no", "y", "n", "on", "off"),
-    *("nan", "inf", "infinity", "epoch", "today", "now"),
-}
-
-
-def _is_key_text(text: str, keys: Sequence[str] | None) -> bool:
-    """Whether a literal equals a key just where their texts are equal, whatever the column's type."""
-    if keys is not None:
-        return text in keys
-    # Numbers, dates and most UUIDs have digits, and may be written in several ways.
-    return not any(c.isdigit() for c in text) and len(text) < 30 and text.casefold() not in _WORDS

@@ -10,7 +10,9 @@ bounds with the least product of these errors are chosen: first the groups, then
 the rows in one. Cuts are computed from the profile: units with most rows are taken to have most groups, and
 rows to be spread evenly over a unit's groups. Where the question's condition leaves out rows that the profile
 counts, nobody knows how many: the product is also over the cases that half of the rows pass, and a quarter,
-which keeps the loss against the best bounds small in each. No bound is above the declared maximum. A grouping that the
+which keeps the loss against the best bounds small in each; of units, where a unit has one value of what the condition
+reads, so that it passes with all of its rows or with none. Groups that the condition leaves out by their keys take their
+rows with them. No bound is above the declared maximum. A grouping that the
 profile does not count has as many groups as what it is computed from allows
 (`dpflow.engine.releases.profiled_groups`), or as many as rows.
 
@@ -29,7 +31,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, RequestedBounds
+from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, GroupBounds, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import (
@@ -45,8 +47,10 @@ from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.ledger.books.records import path_of
+from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import parse_condition
 from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.key_tests import split_nodes
 
 #: Name of the mechanism.
 PROFILE = "contributions"
@@ -56,6 +60,8 @@ SUM_SHARE, MEAN_SHARE = 0.5, 0.125
 _NOUNS = ("rows", "units")
 #: Of the rows that a profile counts, the shares that may pass a further condition.
 PASSING_SHARES = (0.5, 0.25)
+#: The share of units with one value from which on a condition on it is taken to leave out whole units.
+ONE_VALUE = 0.95
 Floats = NDArray[np.float64]
 
 
@@ -124,9 +130,7 @@ def _is_open_to_histogram(plan: Plan, found: _FoundProfile | None) -> bool:
         return False
     if found is None or not isinstance(find_histogram(found.profile, table, by), SizeHistogram):
         return True
-    where = plan.request.where
-    names = set() if where is None else parse_condition(where, table).column_names()
-    return found.is_of_more and bool(names & {*list_read_columns([by], table)})
+    return found.is_of_more and bool(_list_conditioned(plan) & {*list_read_columns([by], table)})
 
 
 def list_read_columns(names: Iterable[str], table: Table) -> Iterator[str]:
@@ -138,6 +142,41 @@ def list_read_columns(names: Iterable[str], table: Table) -> Iterator[str]:
         if column.expression is not None:
             inner = parse_row_expression(column.expression, table).column_names()
         yield from list_read_columns(inner, table)
+
+
+def largest_bounds(plan: Plan, by: str | None, keys: int | None) -> GroupBounds | None:
+    """What no unit exceeds in a grouping, as declared."""
+    table = plan.table.largest_contributions()
+    if table is None:
+        return None
+    if by is not None:
+        table, by = declare_groups(table, by)
+    return table.bounds_for(by).narrow(keys if by is not None else 1)
+
+
+def _is_about_keys(plan: Plan) -> bool:
+    """Whether a condition reads nothing but what its rows are grouped by."""
+    by = _grouping(plan)
+    return by is not None and _list_conditioned(plan) <= {*list_read_columns([by], plan.table)}
+
+
+def _is_about_units(plan: Plan, profile: ContributionProfile) -> bool:
+    """Whether a condition reads nothing but columns in which nearly every unit has one value."""
+    for name in _list_conditioned(plan):
+        largest, found = largest_bounds(plan, name, None), find_histogram(profile, plan.table, name)
+        if largest is not None and largest.groups == 1:
+            continue
+        if found is None or not isinstance(found, SizeHistogram):
+            return False
+        if found.estimates[found.sizes <= 1].sum() < ONE_VALUE * found.estimates.sum():
+            return False
+    return True
+
+
+def _list_conditioned(plan: Plan) -> set[str]:
+    """The columns that a plan's condition reads."""
+    where = plan.request.where
+    return set() if where is None else set(parse_condition(where, plan.table).column_names())
 
 
 def _find_profile(plan: Plan, ledger: Ledger) -> _FoundProfile | None:
@@ -180,12 +219,9 @@ def list_profiles(
 def _read_condition(where: str | None, table: Table) -> frozenset[str] | None:
     """What a condition demands, part by part; None where it is of other columns than today's."""
     try:
-        nodes = [] if where is None else [parse_condition(where, table)]
+        return frozenset(map(str, split_nodes(parse_condition(where, table) if where else None)))
     except InvalidInput:
         return None
-    while any(node.op == "AND" for node in nodes):
-        nodes = [arg for one in nodes for arg in (one.args if one.op == "AND" else (one,))]
-    return frozenset(map(str, nodes))
 
 
 def _read_profile(record: ReleaseRecord, table: Table) -> ContributionProfile | None:
@@ -279,6 +315,17 @@ class _Units:
         groups = self.groups * (1 - (1 - share) ** each) / passing
         return _Units(self.units * passing, self.rows * share / passing, groups)
 
+    def thin_units(self, share: float) -> _Units:
+        """In the mean, where a condition leaves this share of the units, with all of their rows."""
+        return replace(self, units=self.units * share)
+
+    def keep_groups(self, share: float) -> _Units:
+        """In the mean, where a condition leaves this share of all groups; units without a group are none."""
+        passing = 1 - (1 - share) ** self.groups
+        return _Units(
+            self.units * passing, self.rows * share / passing, self.groups * share / passing
+        )
+
     def cut(self, what: str, groups: int, in_each: int, rows: int) -> float:
         """Rows, or units of groups, that bounds cut of all groups together."""
         reached = np.minimum(self.groups, min(groups, rows))
@@ -299,7 +346,6 @@ class _Choice:
         self._mechanism: MeasureMechanism[Any] = mechanism
         histogram = None if self._by is None else find_histogram(profile, plan.table, self._by)
         declared = plan.table.max_contributions
-        self._max_rows = MAX_ROWS if declared is None else declared.rows
         units, rows, groups = couple_sizes(
             profile.rows if declared is None else replace(profile.rows, end=declared.rows),
             histogram,
@@ -307,12 +353,17 @@ class _Choice:
         )
         keys = mechanism.make_query(plan.params, plan.table).group_keys
         self._keys = max(1, int(groups.max(initial=1))) if self._by is not None else 1
+        self._units = _Units(units, rows, groups)
+        if is_of_more:
+            self._units = self._units.keep_groups(plan.key_share)
         if keys is not None:
             self._keys = len(keys)
-            groups = np.minimum(groups, self._keys)
-        self._units = _Units(units, rows, groups)
-        shares = PASSING_SHARES if is_of_more else ()
-        self._cases = (self._units, *map(self._units.thin, shares))
+            self._units = replace(self._units, groups=np.minimum(self._units.groups, self._keys))
+        largest = largest_bounds(plan, self._by, self._keys if keys is not None else None)
+        self._max_rows = MAX_ROWS if largest is None else largest.rows
+        shares = PASSING_SHARES if is_of_more and not _is_about_keys(plan) else ()
+        thin = self._units.thin_units if _is_about_units(plan, profile) else self._units.thin
+        self._cases = (self._units, *map(thin, shares))
 
     def apply(self, profile: str) -> Plan:
         """The plan with the bounds of least error."""

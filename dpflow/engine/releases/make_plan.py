@@ -34,6 +34,7 @@ from dpflow.errors import InvalidDeclaration, PlanRefused, PluginError
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import declare_columns, declare_groups
+from dpflow.tables.language.key_tests import narrow_keys
 from dpflow.tables.private import PrivateTable
 
 AnyMechanism = Mechanism[Any] | InteractiveMechanism[Any, Any]
@@ -113,6 +114,8 @@ def _plan_table(
         require_public(request.publish.database, table, "published results")
     # In canonical form, so that spaces make no other release of it.
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
+    by = request.params.get("by")
+    table, key_share = narrow_keys(table, by if isinstance(by, str) else "", request.where)
     _require_gate(mechanism, table)
     request, params, event = _choose_noise(request, mechanism, params, table, filters)
     _require_guarantee(event, mechanism, table)
@@ -133,7 +136,9 @@ def _plan_table(
         "event": to_json(event),
     }
     digests = digest(content), digest([content, mechanism.version])
-    plan = Plan(request, table, mechanism, params, event, error_bound, *digests)
+    plan = Plan(
+        request, table, mechanism, params, event, error_bound, *digests, key_share=key_share
+    )
     if is_supposed:
         return plan
     # The certificate is about who draws, not about who delegates.

@@ -140,6 +140,7 @@ class Plan:
             declaration it holds what the plan depends on (`dpflow.engine.releases.make_plan.make_plan`).
         digest: the same with the mechanism's version; part of the exactly-once key.
         chosen: the contribution bounds that a profile chose. Digests do not depend on them.
+        key_share: of the grouping's public keys the share that the condition may leave a row; the table has no others.
         question: the plan with the declared bounds; None where none were chosen.
         histogram: what it takes first, at a share of its epsilon; ``params`` have the rest. The table has the most
             groups that it may choose, and those that it chose where ``chosen_groups``.
@@ -154,6 +155,7 @@ class Plan:
     version_independent_digest: str
     digest: str
     chosen: ChosenBounds | None = field(default=None, compare=False)
+    key_share: float = field(default=1.0, compare=False)
     question: Plan | None = field(default=None, compare=False)
     histogram: OwnHistogram | None = field(default=None, compare=False)
     chosen_groups: bool = field(default=False, compare=False)
@@ -308,9 +310,13 @@ class Plan:
         )
         if one_group == self.error_bound:
             return ""
-        unit = table.privacy_unit.column
+        unit, number = table.privacy_unit.column, groups.number
+        if not any(
+            table.columns[one].public_keys is None for one in table.columns[by].parts or (by,)
+        ):
+            number = min(number, len(table.public_keys(by)))
         return (
-            f"nobody declared how many groups of {by} one {unit} can be in, so noise is made for {groups.number}; "
+            f"nobody declared how many groups of {by} one {unit} can be in, so noise is made for {number}; "
             f"for less noise declare groups of the column (contribution_bounds.groups for several), or fix groups for "
             f"this release"
         )

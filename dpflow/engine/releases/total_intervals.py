@@ -28,19 +28,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, JointHistogram
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine.releases.choose_bounds import list_profiles, list_read_columns
+from dpflow.engine.releases.choose_bounds import largest_bounds, list_profiles, list_read_columns
 from dpflow.engine.releases.own_histogram import noise_failure
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.ledger import Ledger
-from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import parse_condition
 
 
@@ -195,7 +193,7 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
     table, unit = plan.table, plan.table.privacy_unit.column
     by = getattr(plan.params, "by", None)
     bounds = table.bounds_for(by).narrow(keys if by is not None else 1)
-    largest = _largest_bounds(plan, by, keys)
+    largest = largest_bounds(plan, by, keys)
     reached = min(bounds.groups, bounds.rows)
     # Above so many rows a unit may lose some of a group that it keeps.
     full = bounds.rows
@@ -252,13 +250,3 @@ def limit_any(histogram: Histogram, size: int, failure: float) -> int:
     # Those of several histograms do already.
     sizes = 1 if isinstance(histogram, JointHistogram) else len(histogram.starts)
     return histogram.limit_above(size, failure / sizes)
-
-
-def _largest_bounds(plan: Plan, by: str | None, keys: int | None) -> GroupBounds | None:
-    """What no unit exceeds in a grouping, as declared."""
-    table = plan.table.largest_contributions()
-    if table is None:
-        return None
-    if by is not None:
-        table, by = declare_groups(table, by)
-    return table.bounds_for(by).narrow(keys if by is not None else 1)

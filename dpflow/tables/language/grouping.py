@@ -216,13 +216,14 @@ def _list_bins(node: Node, low: int, high: int) -> tuple[str, ...] | None:
         ends = (dt.date.fromordinal(day).year for day in (days[0], days[-1]))
         return tuple(map(str, range(next(ends), next(ends) + 1)))
     unit = node.args[0].args[0] if node.op == "date_trunc" else ""
-    if unit not in _STARTS or len(days) > MOST_KEYS:
+    if unit not in PERIOD_STARTS or len(days) > MOST_KEYS:
         return None
-    starts = {_STARTS[unit](dt.date.fromordinal(day)) for day in days}
+    starts = {PERIOD_STARTS[unit](dt.date.fromordinal(day)) for day in days}
     return tuple(str(start) for start in sorted(starts))
 
 
-_STARTS: dict[str, Any] = {
+#: The first day of the period of a day.
+PERIOD_STARTS: dict[str, Any] = {
     "year": lambda day: day.replace(month=1, day=1),
     "quarter": lambda day: day.replace(month=(day.month - 1) // 3 * 3 + 1, day=1),
     "month": lambda day: day.replace(day=1),
