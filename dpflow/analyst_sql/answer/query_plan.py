@@ -399,7 +399,9 @@ def answer_sql(
             notes.append(note)
         if note := answering.describe_last_group():
             notes.append(note)
-        if answering.chosen is not None or answering.chosen_groups:
+        if result.totals is None and (unmeasured := answering.describe_unmeasured()):
+            notes.append(unmeasured)
+        elif answering.chosen is not None or answering.chosen_groups:
             notes.append(answering.describe_contributions())
         if result.totals is not None:
             notes.append(result.totals.statement)

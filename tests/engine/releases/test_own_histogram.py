@@ -22,7 +22,7 @@ from dpflow import Ledger
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import ZCDP, Composed, Pure
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.requests import SizeCounts
+from dpflow.core.contract.requests import SizeCounts, UnitSizes
 from dpflow.core.toolbox.noise import Noise
 from dpflow.engine import fail_closed, make_plan, release
 from dpflow.engine.releases import execute, own_histogram
@@ -514,3 +514,76 @@ def test_a_filter_that_holds_no_gaussian_noise(tmp_path: Path) -> None:
     receipt = release(plan, own.ledger, REGISTRY)
     assert receipt.result.rows[0].value is not None
     assert plan.histogram is None or "gaussian" not in str(plan.event)
+
+
+@pytest.mark.parametrize("blocks", [("0",), ("0", "1")])
+def test_a_unit_counts_once_in_each_block(tmp_path: Path, blocks: tuple[str, ...]) -> None:
+    """Where it is protected in each block it is in the histogram of each, so one block's rows move that by one, and each
+    block pays once. In one block total intervals hold; a sum of blocks is no number of units, and has none.
+    """
+    file = tmp_path / "orders.duckdb"
+    with duckdb_file(file) as connection:
+        connection.execute(
+            "CREATE TABLE orders AS SELECT d AS day, customer, 'k' || CAST((customer * 7 + n) % 60 AS INTEGER) AS key "
+            "FROM range(2) b(d), range(2000) c(customer), range(60) o(n) WHERE n < 2 OR customer < 10"
+        )
+        truth = dict(
+            connection.execute(
+                "SELECT key, count(DISTINCT (customer, day)) FROM orders WHERE day < ? GROUP BY key",
+                [len(blocks)],
+            ).fetchall()
+        )
+    own = World.__new__(World)
+    own.file = file
+    columns = {"key": {"public_keys": KEYS}, "day": {}}
+    own.table = own.declare(protects="unit-block", block="day", columns=columns)
+    sizes = PrivateTable(own.table).answer(UnitSizes(("key",)), blocks)
+    assert [*zip(*map(list, sizes.groups[0]))] == [(2, 1990 * len(blocks)), (60, 10 * len(blocks))]
+    own.ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    own.ledger.grant(
+        "orders", "1000", "1e-3", table=own.table, principal="owner", confirm_large=True
+    )
+    request = ReleaseRequest(
+        name="units",
+        mechanism="count_distinct",
+        scope="orders",
+        table=own.table,
+        params={"by": "key", "epsilon": "4"},
+        blocks=blocks,
+    )
+    receipt = release(make_plan(request, REGISTRY, own.ledger), own.ledger, REGISTRY)
+    assert "own_histogram" in receipt.result.document
+    rows = [row for row in receipt.result.rows if row.measure == "count_distinct"]
+    groups = receipt.result.document["own_histogram"]["groups"]
+    assert groups < 60 and len(rows) == 60
+    assert np.median([abs(row.value - truth[row.key]) for row in rows]) < 30
+    assert (receipt.result.totals is not None) == (len(blocks) == 1)
+    spent = own.ledger.remaining("orders").rows()
+    assert {row["epsilon_spent"] for row in spent if row["epsilon_spent"] != "0"} == {"4"}
+
+
+def test_where_keys_are_private_nothing_is_taken(world: World) -> None:
+    """Which groups there are is in the rows, so no number of groups bounds what is cut; the plan says what noise is for."""
+    columns = {"key": {}, "cost": {"lower": 0, "upper": 60}}
+    table = world.declare(columns=columns)
+    request = world.plan().request
+    params = {"by": "key", "epsilon": "1", "delta": "1e-6", "measures": ["count_distinct"]}
+    private = request.model_copy(
+        update={"mechanism": "private_aggregates", "table": table, "params": params}
+    )
+    plan = make_plan(private, REGISTRY, world.ledger)
+    assert plan.histogram is None
+    assert "60 groups" in plan.describe()["contributions"]
+    assert "so noise is made for 60" in plan.undeclared_groups()
+
+
+def test_a_condition_leaves_fewer_groups_to_choose_from(world: World) -> None:
+    """A histogram has bins for the groups that a condition leaves, and none is taken where these are few."""
+    few, many = ", ".join(map(repr, KEYS[:5])), ", ".join(map(repr, KEYS[:40]))
+    request = world.plan().request
+    plans = [
+        make_plan(request.model_copy(update={"where": f"key IN ({keys})"}), REGISTRY, world.ledger)
+        for keys in (few, many)
+    ]
+    assert plans[0].histogram is None
+    assert plans[1].histogram is not None and plans[1].histogram.starts[-1] <= 40
