@@ -128,7 +128,9 @@ def _is_open_to_histogram(plan: Plan, found: _FoundProfile | None) -> bool:
         return False
     if table.limits_for(by)[0].source != "contribution_bounds.rows":
         return False
-    if found is None or not isinstance(find_histogram(found.profile, table, by), SizeHistogram):
+    if found is None or not isinstance(
+        find_histogram(found.profile, table, by, plan.request.where), SizeHistogram
+    ):
         return True
     return found.is_of_more and bool(_list_conditioned(plan) & {*list_read_columns([by], table)})
 
@@ -163,7 +165,10 @@ def _is_about_keys(plan: Plan) -> bool:
 def _is_about_units(plan: Plan, profile: ContributionProfile) -> bool:
     """Whether a condition reads nothing but columns in which nearly every unit has one value."""
     for name in _list_conditioned(plan):
-        largest, found = largest_bounds(plan, name, None), find_histogram(profile, plan.table, name)
+        largest, found = (
+            largest_bounds(plan, name, None),
+            find_histogram(profile, plan.table, name, plan.request.where),
+        )
         if largest is not None and largest.groups == 1:
             continue
         if found is None or not isinstance(found, SizeHistogram):
@@ -186,7 +191,7 @@ def _find_profile(plan: Plan, ledger: Ledger) -> _FoundProfile | None:
     for record, profile in list_profiles(plan, ledger):
         counted = _read_condition(record.request.get("where"), plan.table)
         found = _FoundProfile(record.release_id, profile, counted != asked)
-        if by is None or find_histogram(profile, plan.table, by) is not None:
+        if by is None or find_histogram(profile, plan.table, by, plan.request.where) is not None:
             return found
         first = first or found
     return first
@@ -344,7 +349,11 @@ class _Choice:
         mechanism = plan.mechanism
         assert isinstance(mechanism, MeasureMechanism)
         self._mechanism: MeasureMechanism[Any] = mechanism
-        histogram = None if self._by is None else find_histogram(profile, plan.table, self._by)
+        histogram = (
+            None
+            if self._by is None
+            else find_histogram(profile, plan.table, self._by, plan.request.where)
+        )
         declared = plan.table.max_contributions
         units, rows, groups = couple_sizes(
             profile.rows if declared is None else replace(profile.rows, end=declared.rows),

@@ -3,7 +3,7 @@
 Either it counts the grouping, however that is written, or what the grouping is computed from: a month
 decides its quarter, a column decides an expression of it, and several columns have no more groups
 together than the product of theirs. Rows without a value may have a group of their own in an
-expression, such as a CASE with ELSE.
+expression, such as a CASE with ELSE, but where the condition leaves out rows without a value.
 """
 
 from __future__ import annotations
@@ -19,16 +19,23 @@ from dpflow.core.toolbox.contribution_profile import (
     SizeHistogram,
 )
 from dpflow.errors import InvalidInput
-from dpflow.tables.language.group_bounds import find_period, reads_days, takes_null
+from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.group_bounds import find_period, may_hold, reads_days, takes_null
 from dpflow.tables.language.grouping import parse_row_expression, parse_row_expressions
 from dpflow.tables.language.nodes import Node
 
 Histogram = SizeHistogram | JointHistogram
 
 
-def find_histogram(profile: ContributionProfile, table: Table, by: str) -> Histogram | None:
-    """The histogram of groups of a grouping, or what follows of those of its parts; None where there is none."""
-    groups = _ProfiledGroups(profile, table)
+def find_histogram(
+    profile: ContributionProfile, table: Table, by: str, where: str | None = None
+) -> Histogram | None:
+    """The histogram of groups of a grouping, or what follows of those of its parts; None where there is none.
+
+    Args:
+        where: the condition on rows that are grouped.
+    """
+    groups = _ProfiledGroups(profile, table, where)
     counted = groups.find_counted(by)
     if counted is not None:
         return counted
@@ -41,8 +48,9 @@ def find_histogram(profile: ContributionProfile, table: Table, by: str) -> Histo
 class _ProfiledGroups:
     """The histograms of a profile, by what they count."""
 
-    def __init__(self, profile: ContributionProfile, table: Table) -> None:
+    def __init__(self, profile: ContributionProfile, table: Table, where: str | None) -> None:
         self._table = table
+        self._condition = None if where is None else parse_condition(where, table)
         self._histograms = {self._read(name): one for name, one in profile.groups.items()}
 
     def _read(self, grouping: str) -> frozenset[str]:
@@ -102,11 +110,14 @@ class _ProfiledGroups:
             return None if last is None else [Marginal(last, 0, largest)]
         histograms = [(name, self._find_deciding(name, node)) for name in names]
         marginals = [
-            Marginal(one, int(takes_null(node, name)))
+            Marginal(one, int(takes_null(node, name) and self._leaves_null(name)))
             for name, one in histograms
             if one is not None
         ]
         return marginals if len(marginals) == len(names) else None
+
+    def _leaves_null(self, name: str) -> bool:
+        return self._condition is None or may_hold(self._condition, name)
 
     def _parse(self, text: str | None) -> Node | None:
         try:

@@ -164,7 +164,7 @@ def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProf
         names = set() if where is None else parse_condition(where, plan.table).column_names()
         if record.snapshot != snapshot or not covers or _reads_joined(names, plan.table):
             continue
-        if by is None or find_histogram(profile, plan.table, by) is not None:
+        if by is None or find_histogram(profile, plan.table, by, plan.request.where) is not None:
             return profile
         first = first or profile
     return first
@@ -214,7 +214,11 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
         # No unit has more groups than rows.
         histograms: list[Histogram] = [profile.rows]
         is_counted = noun == "groups" and by is not None and not _reads_joined([by], table)
-        if is_counted and by is not None and (found := find_histogram(profile, table, by)):
+        if (
+            is_counted
+            and by is not None
+            and (found := find_histogram(profile, table, by, plan.request.where))
+        ):
             histograms = [found, *histograms] if isinstance(found, JointHistogram) else [found]
         failure = FAILURE / 2 / needed / len(histograms)
         number = min(limit_any(histogram, size, failure) for histogram in histograms)

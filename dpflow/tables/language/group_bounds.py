@@ -98,16 +98,16 @@ def _is_null(node: Node, name: str) -> bool:
         # Pairs of a condition and a value; without ELSE the default is NULL.
         pairs = len(operands) // 2
         values, conditions = are_null[1 : 2 * pairs : 2], operands[: 2 * pairs : 2]
-        none_holds = not any(_may_hold(one, name) for one in conditions)
+        none_holds = not any(may_hold(one, name) for one in conditions)
         return (none_holds or all(values)) and all(are_null[2 * pairs :])
     if node.op in _CHOOSE_VALUES:
         return bool(operands) and all(are_null)
     return node.op != "IS NULL" and any(are_null)
 
 
-def _may_hold(condition: Node, name: str) -> bool:
+def may_hold(condition: Node, name: str) -> bool:
     """Whether a condition may be true where this column has no value."""
-    parts = [_may_hold(arg, name) for arg in condition.args if isinstance(arg, Node)]
+    parts = [may_hold(arg, name) for arg in condition.args if isinstance(arg, Node)]
     if condition.op in ("AND", "OR"):
         return all(parts) if condition.op == "AND" else any(parts)
     return not _is_null(condition, name)

@@ -206,3 +206,32 @@ def test_a_profile_counts_columns_together(tmp_path: Path) -> None:
     assert plan.chosen is not None and plan.chosen.bounds.groups in (12, 16)
     with pytest.raises(UnknownName, match="stat"):
         world.plan("contributions", params={"groupings": [["stat", MONTH]]})
+
+
+def test_a_condition_leaves_out_the_group_of_rows_without_a_value(world: World) -> None:
+    """Over all conditions that hold, or do not, where a column has no value: a CASE with ELSE has a group more only
+    where rows without a value pass, as DuckDB says of one.
+    """
+    profile = ContributionProfile(count_sizes([9]), {"state": count_sizes([1])}, 1)
+    table, by = declare_groups(
+        world.table, "CASE WHEN state IN ('A', 'B') THEN 'north' ELSE 'south' END"
+    )
+    cases = {
+        "state <> 'A'": 0,
+        "state IN ('A', 'C') AND day > '2024-01-01'": 0,
+        "NOT state = 'A'": 0,
+        "state = 'A' OR state = 'B'": 0,
+        "state = 'A' OR day > '2024-01-01'": 1,
+        "day > '2024-01-01'": 1,
+        "state IS NULL OR state = 'A'": 1,
+        "coalesce(state, 'B') = 'B'": 1,
+        "CASE WHEN state = 'A' THEN 'x' ELSE 'y' END = 'y'": 1,
+    }
+    rows = "(SELECT NULL::VARCHAR AS state, DATE '2024-05-05' AS day)"
+    for where, further in cases.items():
+        found = find_histogram(profile, table, by, where)
+        assert isinstance(found, JointHistogram)
+        assert [one.further for one in found.parts] == [further], where
+        with duckdb.connect() as connection:
+            passing = connection.execute(f"SELECT count(*) FROM {rows} WHERE {where}").fetchone()
+        assert passing == (further,), where
