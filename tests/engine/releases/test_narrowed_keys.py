@@ -183,3 +183,26 @@ def test_conditions_on_one_value_of_a_unit_leave_out_whole_units(world: World) -
         )._cases
         most = [case.rows[case.units > 1].max() for case in cases]
         assert (most[1] == most[0]) == (reached == 1)
+
+
+def test_a_declared_maximum_of_few_groups_needs_no_profile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of two months nobody has more than four orders, so nothing is cut, and the noise interval is the total one; of all
+    months that is not known.
+    """
+    monkeypatch.setattr(fail_closed, "SystemSource", lambda: StreamSource(3))
+    world = World(tmp_path)
+    declared = world.table.model_dump(mode="python", exclude_unset=True)
+    world.table = Table.model_validate(declared | {"max_contributions": LARGEST})
+    fields = {
+        "params": {"by": "date_trunc('month', day)"},
+        "contribution_bounds": {"groups": 2, "rows": 4},
+    }
+    totals = world.release("histogram", name="all", **fields).result.totals
+    assert totals is None or totals.ends == {}
+    result = world.release("histogram", name="early", where="day < '2024-03-01'", **fields).result
+    assert result.totals is not None
+    for row in result.rows:
+        low, high = result.totals.ends["count"].find_span(row.value, row.half_width_95)
+        assert low <= 1100 <= high and high - low == 2 * row.half_width_95

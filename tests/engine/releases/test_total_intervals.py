@@ -198,7 +198,7 @@ def test_a_profile_of_other_rows_supports_none(tmp_path: Path) -> None:
     assert later.result.totals is None or later.result.totals.ends == {}
 
 
-@pytest.mark.parametrize("where", ["day < '2024-03-01'", "early = TRUE"])
+@pytest.mark.parametrize("where", ["month(day) < 3", "early = TRUE"])
 def test_a_profile_of_a_conditions_rows_limits_what_is_cut_of_them(
     tmp_path: Path, where: str
 ) -> None:
