@@ -64,6 +64,7 @@ from dpflow.engine.releases.release_list import follow_receipt
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
+from dpflow.engine.releases.total_intervals import describe_unmeasured
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidInput, PlanRefused, QueryStopped, UnknownName
 from dpflow.ledger import Ledger
@@ -399,7 +400,7 @@ def answer_sql(
             notes.append(note)
         if note := answering.describe_last_group():
             notes.append(note)
-        if result.totals is None and (unmeasured := answering.describe_unmeasured()):
+        if result.totals is None and (unmeasured := describe_unmeasured(answering)):
             notes.append(unmeasured)
         elif answering.chosen is not None or answering.chosen_groups:
             notes.append(answering.describe_contributions())

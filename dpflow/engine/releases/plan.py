@@ -280,15 +280,6 @@ class Plan:
         text = f"one {unit} counts in at most {bounds.describe()} ({'; '.join(sources)})"
         return "; ".join(filter(None, (text, self.describe_histogram())))
 
-    def describe_unmeasured(self) -> str:
-        """What noise intervals leave out, where no total interval is known; "" where every unit has one row to count."""
-        if self.table.unit_rows is not None or not hasattr(self.mechanism, "measure_label"):
-            return ""
-        return (
-            f"{self.describe_contributions()}; noise intervals leave out what that cuts, which is unmeasured: "
-            f"release contributions of {self.table.name}, or declare max_contributions"
-        )
-
     def describe_histogram(self) -> str:
         """What a release measures of its own rows first, at which share of its cost; "" where it does not."""
         own = self.histogram

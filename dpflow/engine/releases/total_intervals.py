@@ -28,6 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from dpflow.core.contract.contribution import MAX_GROUPS
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
@@ -112,6 +113,28 @@ def find_own_totals(plan: Plan, limit: int) -> Totals | None:
     known = f"; at most {limit} have more than {reached} (97.5 %)" if is_cut else ""
     ends = {label: _find_total(release, measure, limit, noise_failure(groups, keys))}
     return Totals(ends, f"total intervals of {label} hold with 95 %{known}")
+
+
+def describe_unmeasured(plan: Plan) -> str:
+    """What noise intervals leave out, where no total interval is known; "" where the declared maximum says that it is
+    nothing, and where one row stands for each unit.
+    """
+    mechanism, table = plan.mechanism, plan.table
+    if not isinstance(mechanism, MeasureMechanism) or table.unit_rows is not None:
+        return ""
+    query = mechanism.make_query(plan.params, table)
+    keys = MAX_GROUPS if query.private else len(query.group_keys or ()) or None
+    cuts = _find_cuts(plan, None, keys)
+    counts_units = all(one.measure == "count_distinct" for one in query.measures)
+    is_joined = any(join.kind == "unit" for join in table.joins)
+    if not is_joined and (cuts.units if counts_units else cuts.rows) == 0:
+        return ""
+    advice = [f"release contributions of {table.name}"] if plan.chosen is None else []
+    advice += ["declare max_contributions"] if table.max_contributions is None else []
+    return (
+        f"{plan.describe_contributions()}; noise intervals leave out what that cuts, which is unmeasured"
+        f"{': ' * bool(advice)}{' or '.join(advice)}"
+    )
 
 
 def _measures_within_bounds(query: Query) -> list[Measure]:

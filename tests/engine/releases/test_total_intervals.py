@@ -537,3 +537,39 @@ def test_limits_hold_for_the_size_that_noise_makes_worst() -> None:
         failed["any"] += bool((together < true[1:]).any())
     assert failed["any"] <= binom.ppf(0.999, runs, failure)
     assert failed["any"] < failed["each"] / 4
+
+
+def test_notes_say_what_noise_intervals_leave_out(tmp_path: Path) -> None:
+    """Where rows or groups of a unit may be cut, and nothing limits how many; not where the declared maximum says that
+    none are, where a unit's groups are all that there are, and where one row stands for each unit.
+    """
+    world = World(tmp_path)
+    states = "SELECT state, {} AS n FROM orders GROUP BY state"
+    by_unit = (
+        "SELECT AVG(n) AS a FROM (SELECT customer, COUNT(*) AS n FROM orders GROUP BY customer)"
+    )
+    asked = {
+        "SELECT COUNT(*) AS n FROM orders": True,
+        MONTHS: True,
+        states.format("COUNT(*)"): True,
+        MONTHS.replace("COUNT(*)", "COUNT(DISTINCT customer)"): True,
+        states.format("COUNT(DISTINCT customer)"): False,
+        by_unit: False,
+    }
+
+    def says(text: str, **options: Any) -> str:
+        notes = [one for one in world.ask(text, **options).notes if "which is unmeasured" in one]
+        assert len(notes) <= 1
+        return "".join(notes)
+
+    for text, is_said in asked.items():
+        note = says(text)
+        assert bool(note) == is_said, text
+        assert not is_said or note.endswith(
+            "release contributions of orders or declare max_contributions"
+        )
+        assert says(text) == note  # a stored answer's, too
+    world.table = declare(world, rows=3)
+    assert not any(says(text, revision=2) for text in asked)
+    # Fewer than the declared maximum, which is known already.
+    assert says(MONTHS, revision=2, rows_per_unit=2).endswith("release contributions of orders")
