@@ -175,7 +175,7 @@ def _is_about_units(plan: Plan, profile: ContributionProfile) -> bool:
             return False
         if found.estimates[found.sizes <= 1].sum() < ONE_VALUE * found.estimates.sum():
             return False
-    return True
+    return bool(_list_conditioned(plan))
 
 
 def _list_conditioned(plan: Plan) -> set[str]:
