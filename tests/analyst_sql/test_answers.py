@@ -86,7 +86,7 @@ def test_columns_have_names_types_and_intervals(world: World) -> None:
 
 
 def test_quantiles_modes_and_histograms(world: World) -> None:
-    """Extremes are quantiles 0.01 and 0.99, ranks are exact but for noise."""
+    """Extremes are quantiles 0.01 and 0.99, ranks are exact but for noise, and cities that WHERE leaves out are in no histogram."""
     text = (
         "SELECT MIN(age), MEDIAN(age), MAX(age), QUANTILE_CONT(age, 0.25), QUANTILE_DISC(cost, 0.5), "
         "PERCENTILE_CONT(0.5) WITHIN GROUP (ORDER BY age), MODE(city), HISTOGRAM(city) FROM visits WHERE city = 'Rome'"
@@ -94,7 +94,7 @@ def test_quantiles_modes_and_histograms(world: World) -> None:
     ((low, middle, high, quarter, cost, same, mode, counts),) = world.ask(text, epsilon=EXACT).rows
     assert (low, high, mode) == (1, 49, "Rome") and middle == same
     assert abs(middle - 25) <= 2 and abs(quarter - 13) <= 2 and abs(cost - 2.5) <= 1
-    assert counts == {"Oslo": 0, "Rome": 4000, "Bern": 0}
+    assert counts == {"Rome": 4000}
 
 
 def test_a_filtered_quantile_sees_its_rows_only(world: World) -> None:
