@@ -107,7 +107,9 @@ def _touches_days(position: int, group: Node, span: Span, key: Sequence[str]) ->
         is_long = last - first > _LONGEST["year"]
         days = () if is_long else range(int(first), int(last) + 1)
         return is_long or any(str(part(Day.fromordinal(day))) == key[position] for day in days)
-    text = f"{key[position].zfill(4)}-01-01" if group.op == "year" else key[position]
+    text = key[position]
+    if group.op == "year":
+        text = str(Day(int(text), 1, 1))
     ending = "" if group.op == "column" else ".*"
     if (day := _parse_day(text, ending)) is None:
         return True
