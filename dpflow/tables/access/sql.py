@@ -7,6 +7,7 @@ Every expression is total: whatever a row holds, it gives a value or NULL and ne
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -58,6 +59,10 @@ _LAST |= {"timestamp_s": "294247-01-10 04:00:54", "timestamp_ms": "294247-01-10 
 FIRST_MICROSECOND, LAST_MICROSECOND = -9_223_372_022_400_000_000, 2**63 - 2  # of a TIMESTAMP
 #: Collations by which texts are equal exactly where their bytes are.
 BYTEWISE = {"", "c", "binary", "posix"}
+
+
+#: An ENUM with its values, each in single quotes.
+_ENUM_VALUES = re.compile(r"ENUM ?\((?:'(?:[^']|'')*'(?:, ?)?)*\)", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -153,6 +158,13 @@ def describe_field(name: str, kind: Any) -> Field:
     if kind.id == "enum":
         return Field(name, "enum", str(kind), len(dict(kind.children)["values"]))
     return Field(name, kind.id, str(kind))
+
+
+def describe_type(kind: str) -> str:
+    """DuckDB's name of a type for messages: the full one of an ENUM, also within another type, lists values that may be
+    those of rows.
+    """
+    return _ENUM_VALUES.sub("ENUM", kind)
 
 
 def match_name(name: str, known: Mapping[str, Any], kind: str) -> str:

@@ -66,7 +66,7 @@ def normalize_type(column: str, text: str) -> str:
         return f"DECIMAL({decimal[1]},{decimal[2]})"
     if name not in TYPES:
         raise InvalidInput(
-            f"column {column!r} has the type {text[:40]!r}, which no declaration can use; take one of "
+            f"column {column!r} has the type {sql.describe_type(text)[:40]!r}, which no declaration can use; take one of "
             f"{', '.join(TYPES)}, DECIMAL(18,3)"
         )
     return name
@@ -78,9 +78,9 @@ def normalize_types(columns: Mapping[str, str]) -> dict[str, str]:
 
 
 def write_columns(columns: Mapping[str, str]) -> str:
-    """The inverse of `parse_columns`."""
+    """The inverse of `parse_columns`, without the values of an ENUM."""
     plain = re.compile(r"[A-Za-z_]\w*", re.ASCII)
     return ", ".join(
-        f"{name if plain.fullmatch(name) else sql.quote_name(name)} {kind}"
+        f"{name if plain.fullmatch(name) else sql.quote_name(name)} {sql.describe_type(kind)}"
         for name, kind in columns.items()
     )

@@ -96,7 +96,7 @@ class DuckDBBackend(QueryBackend):
 
     def column_types(self, names: Collection[str]) -> Mapping[str, str]:
         with self._open_query(()) as reading:
-            return {name: reading.column(name).type for name in names}
+            return {name: sql.describe_type(reading.column(name).type) for name in names}
 
     def check_schema(self, blocks: Sequence[str] = ()) -> None:
         with self._open_query(blocks) as reading:

@@ -63,15 +63,10 @@ class JoinedRelation:
         """
         right = self._key_field()
         if right.type != self.left.type and not {right.kind, self.left.kind} <= _INTEGERS:
-            # The full type of an ENUM lists its values.
-            left, right_type = (
-                column.kind.upper() if column.kind == "enum" else column.type
-                for column in (self.left, right)
-            )
+            left, theirs = (sql.describe_type(column.type) for column in (self.left, right))
             raise PlanRefused(
                 f"join {self.join.name}: rule same-type: {self.join.left_column!r} is a {left} and {self.join.right_column!r} a "
-                f"{right_type}; "
-                f"give both columns one type"
+                f"{theirs}; give both columns one type"
             )
 
     def check_public(
