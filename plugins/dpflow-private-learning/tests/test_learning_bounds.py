@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import math
 import random
+from fractions import Fraction
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
-from dpflow_private_learning.building_blocks import projection, row_bounds
+from dpflow_private_learning.building_blocks import projection, row_bounds, san_thresholds
 from dpflow_private_learning.mechanisms import small_domain
+from dpflow_private_learning.mechanisms.sanitize_points import plan_rounds
 from dpflow_private_learning.theory import lower_bounds, method_table, vc_dimension
 from dpflow_private_learning.theory.calculators import (
     LearningBounds,
@@ -21,9 +24,12 @@ from dpflow_private_learning.theory.calculators import (
     ThresholdTable,
     VcRows,
 )
+from dpflow_private_learning.theory.method_table import Setting
 
+import dpflow
 from dpflow.core.contract.calculator import Sheet
-from dpflow.errors import InvalidInput
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import InvalidInput, PlanRefused
 
 SETTING = (0.1, 0.1, 1.0, 1e-6)
 
@@ -55,23 +61,90 @@ def by_name(sheet: Sheet) -> dict[object, object]:
 
 
 def test_other_systems_need_what_the_specification_says() -> None:
-    """Table 10.2."""
+    """Table 10.2, whose formulas spend all of epsilon on the choice."""
+    alpha, beta, epsilon, delta = SETTING
+    assert math.ceil(row_bounds.point_rows(*SETTING)) == 1401
+    assert math.ceil(row_bounds.point_rows_small(*SETTING)) == 657
     for d, exponential, pure in ((16, 564, 27_331), (32, 1008, 45_076), (64, 1895, 80_565)):
-        points = by_name(LearningRows().run({"task": "points", "bits": d}))
-        assert points["learn_points by Lemma 3.2"] == 1401 and points["learn_points"] == 657
-        assert points["learn_class, rules: points"] == exponential
-        sanitized = by_name(LearningRows().run({"task": "sanitize-points", "bits": d}))
-        assert sanitized["sanitize_points, san-points, budget: paper"] == 758_535
-        assert sanitized["sanitize_points, method: exponential"] == pure
-        ranges = {
-            m.name: m for m in method_table.list_methods("sanitize-thresholds", d, 1, 2, SETTING)
-        }
-        paper = ranges["sanitize_thresholds, san-thresholds (proof), budget: paper"]
-        assert float(f"{paper.rows:.3g}") == 4.33e8 and paper.minimum_rows == 76_248_230
+        assert math.ceil(row_bounds.exponential_rows(2**d, alpha, beta, epsilon)) == exponential
+        assert math.ceil(row_bounds.peeling_rows(2**d, alpha, beta, epsilon)) == pure
+        exact = Setting(*map(Fraction, ("0.1", "0.1", "1", "1e-6")))
+        rounds = plan_rounds("san-points", 2**d, 1, *exact[:2], 10**12, *exact[2:], "paper")
+        assert math.ceil(rounds.proof_rows) == 758_535
+        plan = san_thresholds.plan_calls(*exact, 10**12, "paper")
+        inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
+        rows = row_bounds.san_thresholds_rows(d, plan.calls, plan.minimum_rows, *inner)
+        assert float(f"{rows:.3g}") == 4.33e8 and plan.minimum_rows == 76_248_230
+        ranges = by_name(LearningRows().run({"task": "sanitize-thresholds", "bits": d}))
         lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
-        assert float(f"{ranges['san-thresholds by Lemma 4.12'].rows:.2g}") == lemma
-    labels = by_name(LearningRows().run({"task": "label-private"}))
-    assert sorted(labels.values()) == [8392, 1_169_321]  # type: ignore[type-var]
+        assert float(f"{ranges['san-thresholds by Lemma 4.12']:.2g}") == lemma
+    sample = row_bounds.label_private_sample(1, alpha, beta)
+    labellings = row_bounds.labelling_count(1, sample)
+    rows = row_bounds.label_private_rows(labellings, sample, alpha, beta, epsilon)
+    assert math.ceil(rows) == 8392
+    assert math.ceil(row_bounds.label_private_theorem(1, alpha, beta, epsilon)) == 1_169_321
+
+
+SETTINGS = (
+    ("1/10", "1/10", "1", "1e-6", 10),
+    ("1/20", "1/20", "3/10", "1e-9", 16),
+    ("1/4", "1/100", "4", "0", 1),
+    ("1/10", "1/20", "2", "1e-4", 62),
+)
+
+
+@pytest.mark.parametrize(
+    ("task", "pac"),
+    [(task, False) for task in method_table._BY_TASK]
+    + [(task, True) for task in method_table.TASKS["learners"]],
+)
+@pytest.mark.parametrize("given", SETTINGS)
+def test_rows_are_those_of_the_plan(
+    given: tuple[str, str, str, str, int], task: Any, pac: bool
+) -> None:
+    """With as many rows as `learning_rows` says a plan of the same parameters states its error, with
+    one fewer it states none; below the minimum it is refused.
+    """
+    *amounts, bits = given
+    setting = Setting(*map(Fraction, amounts))
+    column = {"lower": 0, "upper": 2**bits - 1, "step": 1}
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "person"},
+            "contribution_bounds": {"rows": 1},
+            "neighbours": "replace",
+            "columns": {
+                "x0": column | {"public": task == "label-private"},
+                "x1": column,
+                "y": {"lower": 0, "upper": 1, "missing": 0},
+            },
+        }
+    )
+    planned = 0
+    for method in method_table.list_methods(task, bits, 3, 2, setting, pac):
+        if method.mechanism is None or method.rows > 10**15:
+            continue
+        planned += 1
+
+        def plan(rows: int) -> Any:
+            params = dict(method.params) | {"rows": rows}
+            return dpflow.plan(method.mechanism.name, table, name="r", scope="t", **params)
+
+        least = math.ceil(method.rows)
+        assert set(plan(least).error_bound.half_width) - {"count"}, method.name
+        if method.min_rows is not None:
+            with pytest.raises(PlanRefused, match="is private only from"):
+                plan(method.min_rows - 1)
+            plan(method.min_rows)
+        if method.min_rows is None or least > method.min_rows:
+            try:
+                fewer = plan(least - 1).error_bound.half_width
+            except PlanRefused:
+                continue  # label-private: so few rows give only their features
+            assert set(fewer) <= {"count"}, method.name
+    assert planned
 
 
 def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
@@ -94,7 +167,7 @@ def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
     )  # what cannot run is never taken
     found = {
         row[0]: row[5:]
-        for row in LearningRows().run({"task": "sanitize-points", "rows": 400_000}).rows
+        for row in LearningRows().run({"task": "sanitize-points", "rows": 450_000}).rows
     }
     assert found["sanitize_points, method: exponential"] == (True, None)
     assert found["sanitize_points, san-points, budget: paper"] == (False, True)

@@ -76,16 +76,24 @@ class Counted(Mechanism[P]):
         """The promised error, where the rows prove it; the note says how many rows do, how surely,
         and by which theorem.
         """
-        planned = self.plan_params(params, table)
-        if params.rows is not None:
-            planned = planned.model_copy(update={"rows": params.rows})
-        promise, least = self.promise(planned, table), None
+        # What could not be drawn is refused.
+        self.plan_params(params, table)
+        promise, least = self.plan_promise(params, table), None
         if params.rows is not None and params.rows < promise.rows < math.inf:
             least = least_proven(
-                lambda alpha: self.promise(planned.model_copy(update={"alpha": alpha}), table),
+                lambda alpha: self.plan_promise(params.model_copy(update={"alpha": alpha}), table),
                 params.rows,
             )
         return promise.to_bound(params.rows, least)
+
+    def plan_promise(self, params: P, table: Table) -> ErrorPromise:
+        """The promise with what counting, and the stated error, leave of epsilon."""
+        rows = MOST if params.rows is None else params.rows
+        return self.promise(self._params_at(params, table, rows), table)
+
+    def min_rows(self, params: P, table: Table) -> int | None:
+        """Rows below which nothing is drawn, as the proof of privacy fails there; None if any will do."""
+        return None
 
     def counts_rows(self, params: P, table: Table) -> bool:
         """Whether rows must be counted: more depends on them than what is printed."""

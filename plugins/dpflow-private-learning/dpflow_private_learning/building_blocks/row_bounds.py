@@ -158,7 +158,7 @@ def lemma_4_12(
     n, levels = log_star(power), log_star_of(power)
     return (
         8.0**levels * 60 * calls / (a * e) * levels * math.log2(12 * levels / (b * e * d))
-        if n
+        if n and levels
         else 0.0
     )
 

@@ -42,7 +42,7 @@ from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
 from dpflow_private_learning.building_blocks.error_promise import FREQUENCY, ErrorPromise
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.noisy_row_count import MOST, Counted
 from dpflow_private_learning.building_blocks.rec_concave import Budget
 from dpflow_private_learning.building_blocks.row_bounds import (
     half_width,
@@ -84,6 +84,11 @@ class Rounds:
     rows: int
     proof_rows: float
 
+    @property
+    def min_rows(self) -> int:
+        """Rows from which choosing is private."""
+        return minimum_rows(self.alpha, self.epsilon, self.delta, 1)
+
 
 def plan_rounds(
     method: str,
@@ -111,9 +116,7 @@ def plan_rounds(
     proof_rows = san_points_rows(share, beta, epsilon, delta, small, chance)
     paper = Rounds("san-points", count, small, chance, share / 2, rows, proof_rows)
     # Both numbers are public; below its gate the paper's method is not private.
-    if method == "auto" and (
-        pure.proof_rows <= proof_rows or rows < minimum_rows(paper.alpha, small, chance, 1)
-    ):
+    if method == "auto" and (pure.proof_rows <= proof_rows or rows < paper.min_rows):
         return pure
     return paper
 
@@ -211,12 +214,15 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
         aim = (params.k, params.alpha, params.beta, params.n, epsilon, delta)
         plan = plan_rounds(params.method, size, *aim, params.budget)
         if plan.method == "san-points":
-            common.need_rows(
-                minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1), params.n, "san-points"
-            )
+            common.need_rows(plan.min_rows, params.n, "san-points")
         # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(4 / plan.epsilon)
         return plan
+
+    def min_rows(self, params: SanitizePointsParams, table: Table) -> int | None:
+        """The least of the choosing mechanism; None for the exponential one."""
+        plan = self._plan_rounds(self._params_at(params, table, MOST), table)
+        return plan.min_rows if plan.method == "san-points" else None
 
     def event_at_rows(self, params: SanitizePointsParams, table: Table) -> Event:
         """(epsilon, delta) with the choosing mechanism, epsilon with the exponential one."""

@@ -19,7 +19,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
-from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.noisy_row_count import MOST, Counted
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree, level_scale
 from dpflow_private_learning.building_blocks.rec_concave import Budget
 from dpflow_private_learning.building_blocks.row_bounds import san_thresholds_rows, tree_rows
@@ -77,6 +77,11 @@ class SanitizeThresholds(common.ReadsValues, Counted[SanitizeThresholdsParams]):
         # Below the gate the proof of privacy fails.
         common.need_rows(plan.minimum_rows, params.n, "san-thresholds")
         return plan, proof_rows
+
+    def min_rows(self, params: SanitizeThresholdsParams, table: Table) -> int | None:
+        """The least of san-thresholds; None for the tree."""
+        plan, _ = self._plan_method(self._params_at(params, table, MOST), table)
+        return None if plan is None else plan.minimum_rows
 
     def event_at_rows(self, params: SanitizeThresholdsParams, table: Table) -> Event:
         """epsilon for the tree, (epsilon, delta) for san-thresholds."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from typing import Annotated, Any
 
@@ -11,7 +12,6 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow_private_learning.building_blocks import row_bounds
@@ -19,7 +19,7 @@ from dpflow_private_learning.building_blocks.learning_params import Share
 from dpflow_private_learning.building_blocks.log_bounds import log_star
 from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
 from dpflow_private_learning.theory import lower_bounds, vc_dimension
-from dpflow_private_learning.theory.method_table import TASKS, Task, list_methods
+from dpflow_private_learning.theory.method_table import TASKS, Setting, Task, list_methods
 
 Bits = Annotated[int, Field(ge=1, le=200_000)]
 
@@ -33,6 +33,10 @@ class Aim(Strict):
     beta: Share = Fraction(1, 10)
     epsilon: Epsilon = Fraction(1)
     delta: Delta = Fraction(1, 10**6)
+
+    def to_setting(self) -> Setting:
+        """For the planner, exactly."""
+        return Setting(self.alpha, self.beta, self.epsilon, self.delta)
 
     def to_floats(self) -> tuple[float, float, float, float]:
         """As floats: these are planning numbers."""
@@ -53,33 +57,6 @@ class RowsParams(Aim):
     pac: bool = False
 
 
-def find_citation(method: str) -> str:
-    """The theorems of the mechanism with which a method's name begins."""
-    from dpflow_private_learning.mechanisms import (
-        learn_class,
-        learn_label_private,
-        learn_points,
-        learn_rectangles,
-        learn_thresholds,
-        sanitize_points,
-        sanitize_thresholds,
-        thresholds_by_search,
-    )
-
-    mechanisms: tuple[type[Mechanism[Any]], ...] = (
-        learn_class.LearnClass,
-        learn_label_private.LearnLabelPrivate,
-        learn_points.LearnPoints,
-        learn_rectangles.LearnRectangles,
-        learn_thresholds.LearnThresholds,
-        sanitize_points.SanitizePoints,
-        sanitize_thresholds.SanitizeThresholds,
-        thresholds_by_search.LearnThresholdsBySearch,
-    )
-    name = method.replace(",", " ").split()[0]
-    return next(one.citation for one in mechanisms if one.name == name)
-
-
 class LearningRows(Calculator[RowsParams]):
     """Required rows by method, the practical one first."""
 
@@ -90,29 +67,33 @@ class LearningRows(Calculator[RowsParams]):
 
     def make_sheet(self, params: RowsParams) -> Sheet:
         """One line per method, fewest rows first; the notes name the one to take."""
-        candidates = list_methods(
-            params.task, params.bits, params.k, params.columns, params.to_floats()
-        )
-        if params.pac and params.task in TASKS["learners"]:
+        pac, task = params.pac and params.task in TASKS["learners"], (params.task, params.bits)
+        candidates = list_methods(*task, params.k, params.columns, params.to_setting(), pac)
+        if pac:
             dimension = 2 * params.columns if params.task == "rectangles" else 1
             common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
             # Both must hold: errors on the rows, and the step to the population.
-            candidates = [m._replace(rows=max(m.rows, common)) for m in candidates]
+            candidates = [replace(m, rows=max(m.rows, common)) for m in candidates]
         # Methods that are only numbers to compare with are never recommended.
-        best = min((m for m in candidates if m.runs), key=lambda m: (m.rows, not m.pure))
+        runnable = (m for m in candidates if m.mechanism is not None)
+        best = min(runnable, key=lambda m: (m.rows, not m.pure))
+        assert best.mechanism is not None
         cells = []
         for m in sorted(candidates, key=lambda m: m.rows):
             proven = runs = None
             if params.rows is not None:
                 proven = params.rows >= m.rows
-                runs = None if m.minimum_rows is None else params.rows >= m.minimum_rows
+                runs = None if m.min_rows is None else params.rows >= m.min_rows
             kind = "pure" if m.pure else "approximate"
-            rows = (_ceil_finite(m.rows), m.minimum_rows)
+            rows = (_ceil_finite(m.rows), m.min_rows)
             cells.append((m.name, kind, *rows, m is best, proven, runs))
         notes = (
-            f"take {best.name}: {find_citation(best.name)}",
+            f"take {best.name}: {best.mechanism.citation}",
             "a method without minimum rows is private with any number of rows",
-            "rows are those from which accuracy is proven; a method runs below that, and its result says so",
+            "rows: from which the mechanism's own plan proves its accuracy, one replaced row a unit; a method runs below that, and "
+            "its result says so. A release that must count its rows needs more, twice the count's margin; one that does not count "
+            "states its accuracy for a public number alone",
+            "lines with a theorem, and those too large to run, are to compare with: they spend all of epsilon on the choice",
         )
         columns = ("method", "privacy", "rows", "minimum rows", "take", "proven", "may run")
         return Sheet(columns, tuple(cells), notes)
@@ -134,7 +115,7 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
     """The specification's table of rows for proper learning of thresholds, private part."""
 
     name = "learning_thresholds_table"
-    summary = "rows for a threshold: exponential mechanism, Theorem 3.18, Lemma 3.14, the proof's own steps"
+    summary = "rows for a threshold, all of epsilon spent on it: exponential mechanism, Theorem 3.18, Lemma 3.14, the proof's own steps"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16"
     Params = ThresholdTableParams
 
@@ -174,9 +155,7 @@ class LearningCurves(Calculator[CurvesParams]):
     """
 
     name = "learning_curves"
-    summary = (
-        "rows for a threshold over 2^d values: where RecConcave overtakes the exponential mechanism"
-    )
+    summary = "rows for a threshold over 2^d values, all of epsilon spent on it: where RecConcave overtakes the exponential mechanism"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
     Params = CurvesParams
 
@@ -271,7 +250,7 @@ class LearningComparison(Calculator[ComparisonParams]):
         cells = []
         for task, words in SUMMARY.items():
             k = 4 if task == "k-points" else 1
-            candidates = list_methods(task, params.bits, k, 2, params.to_floats())
+            candidates = list_methods(task, params.bits, k, 2, params.to_setting())
             pure = min((m.rows for m in candidates if m.pure), default=math.inf)
             approximate = min((m.rows for m in candidates if not m.pure), default=math.inf)
             cells.append((*words, _ceil_finite(pure), _ceil_finite(approximate)))

@@ -1,18 +1,33 @@
 """Every method for every task, with the rows it needs and the rows below which it may not run: what
 the planner sorts.
+
+The rows of a mechanism are those that its own plan states, at the epsilon that counting and the
+stated error leave. Theorems to compare with have all of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+from dpflow.core.accounting.amounts import AS_WRITTEN
+from dpflow.core.contract.columns import Column
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import row_bounds, san_thresholds
-from dpflow_private_learning.building_blocks.choosing_mechanism import minimum_rows
-from dpflow_private_learning.building_blocks.rec_concave import Budget, recursion_depth
-from dpflow_private_learning.mechanisms import sanitize_points
-from dpflow_private_learning.mechanisms.thresholds_by_search import comparison_count
+from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
+from dpflow_private_learning.mechanisms.learn_class import LearnClass
+from dpflow_private_learning.mechanisms.learn_label_private import LearnLabelPrivate
+from dpflow_private_learning.mechanisms.learn_points import LearnPoints
+from dpflow_private_learning.mechanisms.learn_rectangles import LearnRectangles
+from dpflow_private_learning.mechanisms.learn_thresholds import LearnThresholds
+from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
+from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
+from dpflow_private_learning.mechanisms.thresholds_by_search import LearnThresholdsBySearch
 
 Task = Literal[
     "points",
@@ -27,136 +42,177 @@ TASKS = {
     "learners": ("points", "thresholds", "rectangles"),
     "sanitizers": ("sanitize-points", "k-points", "sanitize-thresholds"),
 }
-Numbers = tuple[float, float, float, float]
 
 
-class TaskMethod(NamedTuple):
-    """``name``: mechanism and method; ``rows``: from which its accuracy is proven; ``gate``: below
-    which it is not private.
+class Setting(NamedTuple):
+    """Accuracy, failure, and the privacy cost for one replaced row."""
 
-    ``runs``: whether it is more than a number to compare with.
+    alpha: Fraction
+    beta: Fraction
+    epsilon: Fraction
+    delta: Fraction
+
+
+@dataclass(frozen=True)
+class TaskMethod:
+    """``rows``: from which its accuracy is proven; ``min_rows``: below which it does not run.
+
+    ``mechanism``: None for a number to compare with; ``params``: of its plan.
     """
 
     name: str
     pure: bool
     rows: float
-    minimum_rows: int | None = None
-    runs: bool = True
+    min_rows: int | None = None
+    mechanism: Counted[Any] | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
 
 
-def list_methods(task: Task, bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    """All methods for a task over 2^bits values; ``setting`` is (alpha, beta, epsilon, delta).
-
-    Without a delta only the pure ones: the others need one.
+@dataclass(frozen=True)
+class _Planner:
+    """Plans mechanisms for a table of ``columns`` columns over 2^bits values; ``pac``: so well on its
+    rows that enough of them speak for the population.
     """
-    alpha, beta, epsilon, delta = setting
-    if delta:
-        return _BY_TASK[task](bits, k, columns, setting)
-    # Rows of pure methods do not depend on delta.
-    methods = _BY_TASK[task](bits, k, columns, (alpha, beta, epsilon, 1e-9))
-    return [method for method in methods if method.pure]
+
+    bits: int
+    columns: int
+    setting: Setting
+    pac: bool = False
+
+    @property
+    def table(self) -> Table:
+        """Units of one row that are replaced; its columns may be wider than any that can be read."""
+        small, names = Column(lower=0, upper=1), [f"x{i}" for i in range(self.columns)]
+        wide = small.model_copy(update={"upper": Fraction(2**self.bits - 1)})
+        declared = Table(
+            name="t",
+            database="t.duckdb",
+            privacy_unit={"column": "person"},
+            contribution_bounds={"rows": 1},
+            neighbours="replace",
+            columns={"y": small},
+        )
+        return declared.model_copy(update={"columns": {"y": small, **dict.fromkeys(names, wide)}})
+
+    def plan(self, mechanism: Counted[Any], settings: str, pure: bool, **params: Any) -> TaskMethod:
+        """A mechanism's rows; infinite where its plan is refused. ``settings``: what its name says of ``params``."""
+        fields, setting = mechanism.Params.model_fields, self.setting
+        names = [f"x{i}" for i in range(self.columns)]
+        reads = {"columns": names, "column": names[0], "label": "y"}
+        params |= {key: value for key, value in reads.items() if key in fields}
+        if self.pac and "promise" in fields:
+            params["promise"] = "pac"
+        elif self.pac:
+            # The other halves are for the step to the population.
+            setting = setting._replace(alpha=setting.alpha / 2, beta=setting.beta / 2)
+        params |= setting._asdict() | ({"delta": Fraction(0)} if pure else {})
+        name = f"{mechanism.name}{settings}"
+        planned = mechanism.Params.model_validate(params, context=AS_WRITTEN)
+        try:
+            rows = mechanism.plan_promise(planned, self.table).rows
+            least = mechanism.min_rows(planned, self.table)
+        except PlanRefused:
+            rows, least = math.inf, None
+        return TaskMethod(name, pure, rows, least, mechanism, params)
 
 
-def _point_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    alpha, beta, epsilon, _ = setting
-    exponential = row_bounds.exponential_rows(2**bits, alpha, beta, epsilon)
+def list_methods(
+    task: Task, bits: int, k: int, columns: int, setting: Setting, pac: bool = False
+) -> list[TaskMethod]:
+    """All methods for a task over 2^bits values. Without a delta only the pure ones: the others need one."""
+    given = setting if setting.delta else setting._replace(delta=Fraction(1, 10**9))
+    planner = _Planner(bits, columns if task == "rectangles" else 1, given, pac)
+    methods = _BY_TASK[task](planner, k)
+    return [method for method in methods if method.pure or setting.delta]
+
+
+def _point_methods(planner: _Planner, k: int) -> list[TaskMethod]:
+    lemma = row_bounds.point_rows(*planner.setting)
     return [
-        TaskMethod("learn_class, rules: points", True, exponential),
-        TaskMethod("learn_points", False, row_bounds.point_rows_small(*setting)),
-        TaskMethod("learn_points by Lemma 3.2", False, row_bounds.point_rows(*setting), runs=False),
+        planner.plan(LearnClass(), ", rules: points", True, rules="points"),
+        planner.plan(LearnPoints(), "", False),
+        TaskMethod("learn_points by Lemma 3.2", False, lemma),
     ]
 
 
-def _threshold_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    alpha, beta, epsilon, delta = setting
-    top, searches = 2**bits, comparison_count(2**bits - 1)
-    call = epsilon / (searches + 3)
-    exponential = row_bounds.exponential_rows(top, alpha, beta, epsilon)
-    search = row_bounds.search_rows(searches, alpha / 2, beta, call, delta / 2)
+def _threshold_methods(planner: _Planner, k: int) -> list[TaskMethod]:
     options = [
-        TaskMethod("learn_thresholds, levels: 1", True, exponential),
-        TaskMethod("learn_thresholds_by_search", False, search),
+        planner.plan(LearnThresholds(), ", levels: 1", True, levels=1),
+        planner.plan(LearnThresholdsBySearch(), "", False),
     ]
-    deepest = recursion_depth(top, 64)
+    deepest = recursion_depth(2**planner.bits, 64)
     for levels in range(2, deepest + 1):
-        rows = row_bounds.threshold_rows(top, levels, *setting)
-        options.append(TaskMethod(f"learn_thresholds, levels: {levels} (proof)", False, rows))
+        name = f", levels: {levels} (proof)"
+        options.append(planner.plan(LearnThresholds(), name, False, levels=levels))
     # The paper leaves the number of levels open; its best case is the fair comparison.
-    theorem = min(row_bounds.theorem_3_18(bits, n, *setting) for n in range(1, max(deepest, 1) + 1))
-    return [*options, TaskMethod("RecConcave by Theorem 3.18", False, theorem, runs=False)]
+    theorem = min(
+        row_bounds.theorem_3_18(planner.bits, n, *planner.setting)
+        for n in range(1, max(deepest, 1) + 1)
+    )
+    return [*options, TaskMethod("RecConcave by Theorem 3.18", False, theorem)]
 
 
-def _rectangle_methods(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    alpha, beta, epsilon, _ = setting
-    part, axis = epsilon / (2 * columns), alpha / (32 * columns)
-    histograms = row_bounds.rectangle_rows(columns, alpha, beta, Fraction(part))
-    sides = row_bounds.tree_rows(2**bits, axis, beta / (4 * columns), part)
-    every = row_bounds.exponential_rows(2 ** (2 * bits * columns), alpha, beta, epsilon)
+def _rectangle_methods(planner: _Planner, k: int) -> list[TaskMethod]:
+    alpha, beta, epsilon, _ = planner.setting
+    size = 2 ** (2 * planner.bits * planner.columns)
+    every = row_bounds.exponential_rows(size, alpha, beta, epsilon)
     all_rectangles = "exponential mechanism over all rectangles (too many to run)"
     return [
-        TaskMethod("learn_rectangles, axes: tree", True, max(histograms, sides)),
-        TaskMethod(all_rectangles, True, every, runs=False),
+        planner.plan(LearnRectangles(), ", axes: tree", True, axes="tree"),
+        TaskMethod(all_rectangles, True, every),
     ]
 
 
-def _label_private(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    alpha, beta, epsilon, _ = setting
-    sample = row_bounds.label_private_sample(1, alpha, beta)
-    labellings = row_bounds.labelling_count(1, sample)
-    rows = row_bounds.label_private_rows(labellings, sample, alpha, beta, epsilon)
+def _label_private(planner: _Planner, k: int) -> list[TaskMethod]:
+    alpha, beta, epsilon, _ = planner.setting
     theorem = row_bounds.label_private_theorem(1, alpha, beta, epsilon)
+    name = " (points or thresholds)"
     return [
-        TaskMethod("learn_label_private (points or thresholds)", True, rows),
-        TaskMethod("learn_label_private by Theorem 6.2", True, theorem, runs=False),
+        planner.plan(LearnLabelPrivate(), name, True, rules="thresholds"),
+        TaskMethod("learn_label_private by Theorem 6.2", True, theorem),
     ]
 
 
-def _peeling_methods(k: int) -> Callable[[int, int, int, Numbers], list[TaskMethod]]:
-    def list_peeling(bits: int, count: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-        alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
-        task = (2**bits, k or count, alpha, beta, 10**12, epsilon, delta)
-        options = []
-        kinds: tuple[tuple[str, str, Budget], ...] = (
-            ("method: exponential", "exponential", "tight"),
-            ("method: san-points", "san-points", "tight"),
-            ("san-points, budget: paper", "san-points", "paper"),
-        )
-        for name, method, budget in kinds:
-            plan = sanitize_points.plan_rounds(method, *task, budget)
-            pure = method == "exponential"
-            gate = None if pure else minimum_rows(plan.alpha, plan.epsilon, plan.delta, 1)
-            options.append(TaskMethod(f"sanitize_points, {name}", pure, plan.proof_rows, gate))
-        return options
-
-    return list_peeling
+def _sanitize_points(planner: _Planner, k: int) -> list[TaskMethod]:
+    sanitizer = SanitizePoints()
+    return [
+        planner.plan(sanitizer, ", method: exponential", True, k=k, method="exponential"),
+        planner.plan(sanitizer, ", method: san-points", False, k=k, method="san-points"),
+        planner.plan(
+            sanitizer,
+            ", san-points, budget: paper",
+            False,
+            k=k,
+            method="san-points",
+            budget="paper",
+        ),
+    ]
 
 
-def _sanitize_thresholds(bits: int, k: int, columns: int, setting: Numbers) -> list[TaskMethod]:
-    alpha, beta, epsilon, delta = (Fraction(str(v)) for v in setting)
-    tree = row_bounds.tree_rows(2**bits, alpha, beta, epsilon)
-    plain = row_bounds.tree_error(2**bits, beta, epsilon) / float(alpha)
+def _sanitize_thresholds(planner: _Planner, k: int) -> list[TaskMethod]:
+    (alpha, beta, epsilon, delta), sanitizer = planner.setting, SanitizeThresholds()
+    plain = row_bounds.tree_error(2**planner.bits, beta, epsilon) / float(alpha)
     options = [
-        TaskMethod("sanitize_thresholds, method: tree", True, tree),
+        planner.plan(sanitizer, ", method: tree", True, method="tree"),
         # All 2^d counts have noise here; ours divides heavy ranges only, which the proof pays for.
-        TaskMethod("a tree that is kept whole (too large to run)", True, plain, runs=False),
+        TaskMethod("a tree that is kept whole (too large to run)", True, plain),
     ]
     for budget in ("tight", "paper"):
-        plan = san_thresholds.plan_calls(alpha, beta, epsilon, delta, 10**12, budget)
-        inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
-        rows = row_bounds.san_thresholds_rows(bits, plan.calls, plan.minimum_rows, *inner)
-        name = f"sanitize_thresholds, san-thresholds (proof), budget: {budget}"
-        options.append(TaskMethod(name, False, rows, plan.minimum_rows))
+        name = f", san-thresholds (proof), budget: {budget}"
+        options.append(planner.plan(sanitizer, name, False, method="san-thresholds", budget=budget))
+    plan = san_thresholds.plan_calls(alpha, beta, epsilon, delta, 10**12, "paper")
+    inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
     gate = plan.minimum_rows
-    lemma = max(row_bounds.lemma_4_12(bits, plan.calls, *inner), float(gate))
-    return [*options, TaskMethod("san-thresholds by Lemma 4.12", False, lemma, gate, False)]
+    lemma = max(row_bounds.lemma_4_12(planner.bits, plan.calls, *inner), float(gate))
+    return [*options, TaskMethod("san-thresholds by Lemma 4.12", False, lemma, gate)]
 
 
-_BY_TASK: dict[Task, Callable[[int, int, int, Numbers], list[TaskMethod]]] = {
+_BY_TASK: dict[Task, Callable[[_Planner, int], list[TaskMethod]]] = {
     "points": _point_methods,
     "thresholds": _threshold_methods,
     "rectangles": _rectangle_methods,
     "label-private": _label_private,
-    "sanitize-points": _peeling_methods(1),
-    "k-points": _peeling_methods(0),
+    "sanitize-points": lambda planner, k: _sanitize_points(planner, 1),
+    "k-points": _sanitize_points,
     "sanitize-thresholds": _sanitize_thresholds,
 }
