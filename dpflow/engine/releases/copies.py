@@ -93,11 +93,12 @@ def find_latest(releases: Sequence[PublishedRelease]) -> list[PublishedRelease]:
     return [release for release in releases if _find_moment(release) == newest]
 
 
-def _find_moment(release: PublishedRelease) -> dt.datetime:
-    """When a result is of: the start of its run's interval, or when it was settled; in UTC and without a zone."""
-    moment = _find_interval(release) or utc_time(release.released_at)
+def _find_moment(release: PublishedRelease) -> tuple[bool, dt.datetime]:
+    """When a result is of: the start of its run's interval, before all others when it was settled; in UTC and without a zone."""
+    interval = _find_interval(release)
+    moment = interval or utc_time(release.released_at)
     assert moment is not None
-    return moment
+    return interval is not None, moment
 
 
 def _find_interval(release: PublishedRelease) -> dt.datetime | None:

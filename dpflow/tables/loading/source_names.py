@@ -10,7 +10,7 @@ from pathlib import Path
 from dpflow.catalogue import is_table_name
 from dpflow.errors import InvalidInput
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.access.local_files import require_local_place, require_plain_files
+from dpflow.tables.access.local_files import require_local_place
 from dpflow.tables.access.object_stores import ObjectStore, find_object_root, is_object
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import parse_columns, write_columns
@@ -91,7 +91,6 @@ def open_source(
     for name in names:
         require_local_place(name, "the source")
     files = [file for pattern in names for file in expand_files(str(folder / pattern))]
-    require_plain_files(files)
     database, table = _parse_target(into, files[0], folder)
     yield _open_files(files, columns, find_columns(database, table), form), database, table
 

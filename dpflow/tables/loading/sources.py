@@ -24,6 +24,7 @@ import duckdb
 from dpflow.errors import InvalidInput, TableBusy, UnknownName
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.parquet_texts import (
     find_note,
     parse_text_types,
@@ -45,7 +46,8 @@ class FileStates:
 
     @classmethod
     def note(cls, files: Sequence[Path]) -> FileStates:
-        """Look at the files. Raises `InvalidInput` for one that is missing."""
+        """Look at the files. Raises `InvalidInput` for one that is missing, named as a pattern, or of a table with a log."""
+        require_plain_files(files)
         return cls(tuple(files), tuple(map(find_state, files)))
 
     def require_unchanged(self) -> None:

@@ -20,6 +20,7 @@ from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, NotPublished
 from dpflow.extras import require_extra
 from dpflow.tables.access.object_stores import ObjectStore, is_object
+from dpflow.tables.public.named_tables import LATEST
 
 _SERVER = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://", re.IGNORECASE)
 _TYPES = {"DOUBLE": "double precision", "VARCHAR": "text"}
@@ -113,7 +114,7 @@ def add_rows(
     read: Callable[[str], Sequence[Sequence[Any]]],
 ) -> int:
     """Add the rows of those releases that a table of PostgreSQL lacks, and make table and view if they are missing: the
-    view ``TABLE_latest`` has the rows whose `MOMENT`, or else ``released_at``, is the last one.
+    view ``TABLE_latest`` has the `dpflow.tables.public.named_tables.LATEST` ones.
 
     Args:
         url: as libpq takes it; a password may be where libpq looks for one.
@@ -151,11 +152,11 @@ def add_rows(
                 connection.execute(
                     sql.SQL("CREATE TABLE {} ({})").format(name, sql.SQL(", ").join(columns))
                 )
-                moment = sql.SQL(f"coalesce({MOMENT}, released_at)")
+                condition = sql.SQL(LATEST).format(runs=name)
                 connection.execute(
-                    sql.SQL(
-                        "CREATE VIEW {} AS SELECT * FROM {} WHERE {} = (SELECT max({}) FROM {})"
-                    ).format(latest, name, moment, moment, name)
+                    sql.SQL("CREATE VIEW {} AS SELECT * FROM {} WHERE {}").format(
+                        latest, name, condition
+                    )
                 )
             query = sql.SQL("SELECT DISTINCT release_id FROM {}").format(name)
             present = {row[0] for row in connection.execute(query)}

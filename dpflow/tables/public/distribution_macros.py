@@ -26,7 +26,7 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     """Make both macros of a published table, or bring them to today's form."""
     name = sql.quote_name(table)
     latest = (
-        f"SELECT arg_max(release_id, (coalesce({interval_start('run')}, released_at), released_at)) FROM {name} "
+        f"SELECT arg_max(release_id, ({interval_start('run')} IS NOT NULL, {interval_start('run')}, released_at)) FROM {name} "
         f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (

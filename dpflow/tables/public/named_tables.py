@@ -23,8 +23,12 @@ _ROWS = "dpflow_answers"
 #: What a view says beside the answer's own columns, which are stored as c0, c1, ...: a query may call its
 #: columns anything.
 _ABOUT = ("block", "run", "interval_start", "released_at")
-#: Of when an answer is.
-_MOMENT = "coalesce(interval_start, released_at)"
+#: Rows of the latest interval, or of the last release where none has an interval: an answer that somebody asked by hand has
+#: none, and takes no run's place. Of two answers for one interval, such as those of two blocks, both are the latest.
+LATEST = (
+    "interval_start IS NOT DISTINCT FROM (SELECT max(interval_start) FROM {runs}) "
+    "AND (interval_start IS NOT NULL OR released_at = (SELECT max(released_at) FROM {runs}))"
+)
 _TYPES = (*("BIGINT", "HUGEINT", "DOUBLE", "DECIMAL", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP"),)
 
 
@@ -204,7 +208,7 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
     columns += [(column, column, kind) for column, kind in kinds.items() if column not in taken]
     source = f"{rows} AS own JOIN {runs} USING (block, run)"
     if name.casefold() != view.casefold():
-        source += f" WHERE {_latest_condition(runs)}"
+        source += f" WHERE {LATEST.format(runs=runs)}"
     about = connection.execute(f"SELECT confidences, chosen FROM {runs}").fetchall()
     listed = [list(one) if _are_confidences(one, len(own)) else [0] * len(own) for one, _ in about]
     chosen = not all(chosen is False for _, chosen in about)
@@ -216,11 +220,6 @@ def _are_confidences(values: Sequence[int | None] | None, columns: int) -> bool:
     return len(values or ()) == columns and all(
         value is not None and 0 <= value <= 100 for value in values or ()
     )
-
-
-def _latest_condition(runs: str) -> str:
-    # Of two answers for one interval, such as those of two blocks, both are the latest.
-    return f"{_MOMENT} = (SELECT max({_MOMENT}) FROM {runs})"
 
 
 def _require_own(
@@ -265,7 +264,7 @@ def _create_views(
     listed = [f"c{i} AS {sql.quote_name(column)}" for i, column in enumerate(columns)]
     # A column of the query's own has its name.
     listed += [column for column in _ABOUT if column not in taken]
-    for view, condition in zip(names, ("TRUE", _latest_condition(runs)), strict=True):
+    for view, condition in zip(names, ("TRUE", LATEST.format(runs=runs)), strict=True):
         connection.execute(
             f"CREATE OR REPLACE VIEW {sql.quote_name(view)} AS SELECT {', '.join(listed)} "
             f"FROM {rows} JOIN {runs} USING (block, run) WHERE {condition}"

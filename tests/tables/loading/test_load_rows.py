@@ -489,3 +489,14 @@ def test_parquet_files_of_other_types_lose_nothing(tmp_path: Path, turned: bool)
     with pytest.raises(InvalidInput, match="no column called 'd'|column called 'd'"):
         duckdb.sql("SELECT 'd' AS u, 1 AS x").write_parquet(str(files[2]))
         load(tmp_path, ParquetSource(given, columns), replace=True)
+
+
+@pytest.mark.parametrize("kind", ["csv", "json", "parquet"])
+def test_a_name_that_is_a_pattern_is_refused(tmp_path: Path, kind: str) -> None:
+    """DuckDB would read other files: f[1] means f1."""
+    (tmp_path / f"f1.{kind}").write_text("u\na\n")
+    (tmp_path / f"f[1].{kind}").write_text("u\nb\n")
+    columns = {"u": "VARCHAR"}
+    makers: dict[str, Any] = {"csv": CsvSource, "json": JsonSource, "parquet": ParquetSource}
+    with pytest.raises(InvalidInput, match="pattern|f\\[1\\]"):
+        makers[kind]([tmp_path / f"f1.{kind}", tmp_path / f"f[1].{kind}"], columns)

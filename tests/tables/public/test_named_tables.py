@@ -53,6 +53,16 @@ def test_the_latest_interval_stays_the_latest(tmp_path: Path, order: tuple[int, 
     assert [row[0] for row in read(file, "answer")] == [1, 2, 3]
 
 
+def test_an_answer_by_hand_takes_no_runs_place(tmp_path: Path) -> None:
+    """It has no interval: one asked in the middle of a month came before the month's own run."""
+    file = tmp_path / "out.duckdb"
+    put(file, AnswerRun("", run(1), moment(2)), (1, "Oslo"))
+    put(file, AnswerRun("", "", moment(20)), (0, "Oslo"))
+    assert [row[0] for row in read(file, "answer_latest")] == [1]
+    put(file, AnswerRun("", run(2), moment(22)), (2, "Oslo"))
+    assert [row[0] for row in read(file, "answer_latest")] == [2]
+
+
 def test_runs_without_an_interval_are_ordered_by_their_release(tmp_path: Path) -> None:
     """A stored answer is released when it was paid: asking for it again makes it no newer."""
     file = tmp_path / "out.duckdb"

@@ -48,8 +48,8 @@
   {{ adapter.rename_relation(next, target) }}
   {% call statement("latest") -%}
     create or replace view {{ latest }} as
-    select * from {{ target }} where coalesce(interval_start, released_at) =
-      (select max(coalesce(interval_start, released_at)) from {{ target }})
+    select * from {{ target }} where interval_start is not distinct from (select max(interval_start) from {{ target }})
+      and (interval_start is not null or released_at = (select max(released_at) from {{ target }}))
   {%- endcall %}
   {% do create_indexes(target) %}
   {{ run_hooks(post_hooks, inside_transaction=True) }}
