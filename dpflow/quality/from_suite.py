@@ -3,7 +3,8 @@ quantiles, become checks; the others are listed with the reason. Reads JSON; imp
 
 Shares keep Great Expectations' meaning: ``mostly`` is a share of the values that are there, or of the rows
 where the expectation is about missing values, and a row condition leaves other rows out of both. A quantile's bound
-is a share of values beyond it; theirs interpolates between two values, so the two may differ at an even number.
+is a share of values beyond it; theirs interpolates between two values, so the two may differ at an even number. NaN is a
+missing value to checks, and to Great Expectations over DuckDB a value above all others: the contract names such columns.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ from dpflow.core.toolbox.row_checks import (
     quote_column,
     write_number,
 )
-from dpflow.errors import InvalidInput
+from dpflow.errors import DpflowError, InvalidInput
 from dpflow.quality.contract_file import parse_contract
+from dpflow.tables import column_types
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language.grouping import declare_columns
 from dpflow.yaml_files import parse_json
@@ -82,14 +84,17 @@ class ImportedContract:
     Attributes:
         fields: of the contract's file.
         left_out: expectations that it does not check.
+        nan_columns: columns in which NaN means something else to Great Expectations.
     """
 
     fields: dict[str, Any]
     left_out: tuple[LeftOut, ...]
+    nan_columns: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """A JSON object with both."""
-        return {"contract": self.fields, "left_out": [vars(one) for one in self.left_out]}
+        """A JSON object with all of it."""
+        left_out = [vars(one) for one in self.left_out]
+        return {"contract": self.fields, "left_out": left_out, "nan_columns": [*self.nan_columns]}
 
     @property
     def text(self) -> str:
@@ -106,6 +111,11 @@ class ImportedContract:
             + "\n"
             for one in self.left_out
         )
+        if self.nan_columns:
+            comments += (
+                f"# NaN in {', '.join(self.nan_columns)} is a missing value here, and a value above all others to Great "
+                f"Expectations\n"
+            )
         return f"{yaml.safe_dump(rest, sort_keys=False)}checks:\n{checks}\n{comments}"
 
 
@@ -134,7 +144,22 @@ def read_contract(
         "checks": [one.model_dump(mode="json", exclude_defaults=True) for one in checks],
     }
     parse_contract(fields | ({} if scope else {"scope": "any"}), Path.cwd())
-    return ImportedContract(fields, tuple(left_out))
+    return ImportedContract(fields, tuple(left_out), _find_nan_columns(entries, declaration))
+
+
+def _find_nan_columns(entries: Sequence[Mapping[str, Any]], table: Table) -> tuple[str, ...]:
+    """Columns of expectations that can hold NaN, and none where the catalogue cannot be read now."""
+    try:
+        types = column_types(table)
+    except DpflowError:
+        return ()
+    asked = [dict(entry.get("kwargs") or {}) for entry in entries]
+    names = {one.get(name) for one in asked for name in ("column", "column_A", "column_B")}
+    return tuple(
+        name
+        for name, kind in types.items()
+        if name in names and kind.upper() in ("FLOAT", "DOUBLE")
+    )
 
 
 def parse_share(text: str) -> Fraction:

@@ -22,7 +22,7 @@ from dpflow.mechanisms.check_rows import CheckRows, CheckRowsParams
 from dpflow.quality.contract_file import load_contract, parse_contract
 from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.decidability import list_decidability
-from dpflow.quality.from_suite import import_expectations, read_suites
+from dpflow.quality.from_suite import import_expectations, read_contract, read_suites
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language.grouping import declare_columns
@@ -253,3 +253,26 @@ def test_the_plan_says_what_can_be_decided(table: Table, tmp_path: Path) -> None
     enough = decide(rows=270, epsilon=f"{split['few'].min_epsilon * 1.05:.4f}")
     assert enough["few"].decides and split["few"].describe().startswith("from epsilon")
     assert decide(rows=even["few"].min_rows * 2)["few"].decides
+
+
+def test_columns_in_which_nan_is_something_else_are_named(tmp_path: Path) -> None:
+    """To Great Expectations over DuckDB it is a value above all bounds; to checks it is missing."""
+    with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
+        connection.execute(
+            "CREATE TABLE t AS SELECT i AS u, i::DOUBLE AS x, i AS n FROM range(9) r(i)"
+        )
+    fields = {"name": "t", "database": "t.duckdb", "privacy_unit": {"column": "u"}}
+    fields |= {"contribution_bounds": {"rows": 1}, "columns": {name: {} for name in "uxn"}}
+    (tmp_path / "t.yml").write_text(yaml.safe_dump(fields))
+    asked = [
+        {
+            "type": "expect_column_values_to_be_between",
+            "kwargs": {"column": name, "max_value": 5, "mostly": 0.9},
+        }
+        for name in "xn"
+    ]
+    suite = tmp_path / "s.json"
+    suite.write_text(json.dumps({"name": "s", "expectations": asked}))
+    made = read_contract(suite, str(tmp_path / "t.yml"), "1", "t", None, None)
+    assert made.nan_columns == ("x",) and "# NaN in x is a missing value here" in made.text
+    assert parse_contract(yaml.safe_load(made.text), tmp_path).checks
