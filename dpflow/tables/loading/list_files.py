@@ -19,7 +19,7 @@ from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.parquet_texts import read_text_types
 from dpflow.tables.loading.column_types import normalize_type
-from dpflow.tables.loading.sources import SCHEMAS
+from dpflow.tables.loading.sources import MOST_DIGITS, SCHEMAS, require_once
 
 
 def list_files(files: Sequence[Path | str], root: Path | str, name: str, target: Path) -> FileList:
@@ -47,8 +47,11 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
         _require_inside(list(map(Path, files)), Path(root))
     partitions = _find_partitions(paths, str(root))
     states = find_states(paths)
-    if len(states) < len(paths):
+    if len(states) < len(set(paths)):
         raise InvalidInput("a file cannot be looked at; give files that you may read")
+    # Objects of a store have no second name.
+    names = [(path,) if is_object(path) else states[path] for path in paths]
+    require_once(paths, names)
 
     what = f"{files[0]} or another of the files"
 
@@ -102,8 +105,9 @@ def _verify_files(
         "SELECT * FROM read_parquet(getvariable('dpflow_files'), hive_partitioning = false)"
     )
     columns, texts = {}, read_text_types(raw, "getvariable('dpflow_files')")
+    wide = {column["name"] for column in first if (column["precision"] or 0) > MOST_DIGITS}
     for name, kind in zip(bound.columns, map(str, bound.types)):
-        if texts.get(name, "").startswith("collated"):
+        if name in wide or texts.get(name, "").startswith("collated"):
             continue
         if name.casefold() in map(str.casefold, partitions):
             raise InvalidInput(

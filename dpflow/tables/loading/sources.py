@@ -12,6 +12,7 @@ import hashlib
 import itertools
 import json
 import os
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,10 @@ from dpflow.tables.loading.column_types import normalize_type, normalize_types
 from dpflow.tables.loading.exact_values import TypedValue
 from dpflow.tables.loading.report import Rejects
 
+#: Digits of DuckDB's widest DECIMAL.
+MOST_DIGITS = 38
+_DECIMAL = re.compile(r"DECIMAL\((\d+),")
+
 
 @dataclass(frozen=True)
 class FileStates:
@@ -46,9 +51,13 @@ class FileStates:
 
     @classmethod
     def note(cls, files: Sequence[Path]) -> FileStates:
-        """Look at the files. Raises `InvalidInput` for one that is missing, named as a pattern, or of a table with a log."""
+        """Look at the files. Raises `InvalidInput` for one that is missing, named as a pattern, or of a table with a log, and
+        for two that are one.
+        """
         require_plain_files(files)
-        return cls(tuple(files), tuple(map(find_state, files)))
+        states = tuple(map(find_state, files))
+        require_once(files, states)
+        return cls(tuple(files), states)
 
     def require_unchanged(self) -> None:
         """Raises `TableBusy` if one was written or replaced since."""
@@ -78,6 +87,18 @@ def find_state(file: Path) -> tuple[int, ...]:
     if not file.is_file():
         raise InvalidInput(f"{file} is no file; give files, such as visits/*.csv")
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns
+
+
+def require_once(files: Sequence[object], states: Sequence[tuple[object, ...]]) -> None:
+    """Raises `InvalidInput` for a file that is given twice, also under two names: its rows would count twice.
+
+    Args:
+        states: of the files, each beginning with device and inode.
+    """
+    known: dict[tuple[object, ...], object] = {}
+    for file, state in zip(files, states):
+        if known.setdefault(state[:2], file) is not file:
+            raise InvalidInput(f"{file} and {known[state[:2]]} are one file; give it once")
 
 
 class LoadSource(ABC):
@@ -271,6 +292,7 @@ class ParquetSource(LoadSource):
         groups = group_files(connection, self.files)
         for files, types in groups:
             require_columns(self.columns, list(types), str(files[0]))
+            refuse_wide({name: types[name] for name in self.columns}, str(files[0]))
         # DuckDB would cast all files to the types of the first one.
         kinds = {name: {types[name] for _, types in groups} for name in self.columns}
         self.canonical_columns = frozenset(name for name, found in kinds.items() if len(found) > 1)
@@ -408,7 +430,7 @@ def find_root(patterns: Sequence[str]) -> Path:
 
 #: What of a Parquet file decides what DuckDB makes of it, by file.
 SCHEMAS = """
-SELECT file_name, list((name, type, type_length, converted_type, logical_type, precision, scale, num_children)
+SELECT file_name, list(struct_pack(name, type, type_length, converted_type, logical_type, precision, scale, num_children)
   ORDER BY column_id)
 FROM parquet_schema({}) GROUP BY file_name
 """
@@ -423,11 +445,34 @@ def group_files(
     groups: dict[str, list[Path]] = {}
     for file in files:
         groups.setdefault(schemas[str(file)], []).append(file)
+    wide = dict(itertools.starmap(_find_wide_decimals, found))
     listed = []
     for alike in groups.values():
         bound = connection.sql(f"SELECT * FROM {_read_files(alike[:1])} LIMIT 0")
-        listed.append((alike, dict(zip(bound.columns, map(str, bound.types)))))
+        types = dict(zip(bound.columns, map(str, bound.types)))
+        listed.append((alike, types | wide[str(alike[0])]))
     return listed
+
+
+def _find_wide_decimals(
+    file: str, schema: Sequence[Mapping[str, Any]]
+) -> tuple[str, dict[str, str]]:
+    """A file's decimals of more digits than DuckDB has, which it reads as the nearest DOUBLE."""
+    return file, {
+        column["name"]: f"DECIMAL({column['precision']},{column['scale']})"
+        for column in schema
+        if (column["precision"] or 0) > MOST_DIGITS
+    }
+
+
+def refuse_wide(types: Mapping[str, str], file: str) -> None:
+    """Raises `InvalidInput` for decimals of more digits than DuckDB has."""
+    for name, kind in types.items():
+        if (digits := _DECIMAL.match(kind)) and int(digits[1]) > MOST_DIGITS:
+            raise InvalidInput(
+                f"{file}: column {name!r} is a {kind}, and DuckDB would round what has more than {MOST_DIGITS} digits; write it "
+                f"as text, or leave it out"
+            )
 
 
 def _read_files(files: Sequence[Path]) -> str:

@@ -7,11 +7,14 @@ import json
 import subprocess
 import sys
 import time
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from forked_programs import ForkedProgram, run_forked
 
@@ -20,6 +23,7 @@ from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.loading.column_types import parse_columns, write_columns
 from dpflow.tables.loading.csv_files import CsvFormat, CsvSource
+from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
 from dpflow.tables.loading.sources import (
@@ -307,6 +311,7 @@ def test_loads_of_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     """Six days at once, each with a process of its own, into a file that does not exist yet."""
     program = """
 import sys
+from decimal import Decimal
 from pathlib import Path
 from dpflow.tables import CsvSource, load_rows
 source = CsvSource([Path(sys.argv[1])], {"person": "VARCHAR", "day": "INTEGER"})
@@ -500,3 +505,30 @@ def test_a_name_that_is_a_pattern_is_refused(tmp_path: Path, kind: str) -> None:
     makers: dict[str, Any] = {"csv": CsvSource, "json": JsonSource, "parquet": ParquetSource}
     with pytest.raises(InvalidInput, match="pattern|f\\[1\\]"):
         makers[kind]([tmp_path / f"f1.{kind}", tmp_path / f"f[1].{kind}"], columns)
+
+
+def test_one_file_under_two_names_is_refused(tmp_path: Path) -> None:
+    """Its rows would count twice; two patterns that overlap name it twice."""
+    first = write(tmp_path, "a.csv", GOOD)
+    (tmp_path / "b.csv").hardlink_to(first)
+    (tmp_path / "c.csv").symlink_to(first)
+    for other in ("a.csv", "b.csv", "c.csv"):
+        with pytest.raises(InvalidInput, match="are one file"):
+            CsvSource([first, tmp_path / other], VISITS)
+
+
+def test_decimals_of_more_digits_than_duckdb_has_are_refused(tmp_path: Path) -> None:
+    """It would read them as the nearest DOUBLE."""
+    digits = Decimal("12345678901234567890123456789012345678901.5")
+    table = pa.table({"u": ["a"], "x": pa.array([digits], pa.decimal256(50, 5))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert parquet_columns([tmp_path / "a.parquet"]) == {"u": "VARCHAR"}
+    with pytest.raises(InvalidInput, match=r"'x' is a DECIMAL\(50,5\), and DuckDB would round"):
+        load(tmp_path, ParquetSource([tmp_path / "a.parquet"], {"u": "VARCHAR", "x": "DOUBLE"}))
+    listed = list_files([tmp_path / "a.parquet"], tmp_path, "t", tmp_path / "t.files.json")
+    assert listed.columns == {"u": "VARCHAR"}
+    (tmp_path / "b.parquet").hardlink_to(tmp_path / "a.parquet")
+    for other in ("a.parquet", "b.parquet"):
+        with pytest.raises(InvalidInput, match="are one file"):
+            files = [tmp_path / "a.parquet", tmp_path / other]
+            list_files(files, tmp_path, "t", tmp_path / "t.files.json")
