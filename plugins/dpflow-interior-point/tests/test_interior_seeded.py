@@ -300,3 +300,22 @@ def test_planned_rows_find_a_window() -> None:
                 is not None
             )
         assert answers >= 27
+
+
+def test_the_rank_holds_where_rows_share_a_value() -> None:
+    """An atom that is the median, with fewer rows above than below: its own cost is not small as a
+    difference, and gaps beside it were answered, far beyond the stated rank.
+    """
+    atom, above = 60, 20
+    values = (0.0,) * atom + tuple(float(i % 3 + 1) for i in range(above))
+    rate = Fraction(1)
+    law = window_law(values, rate)
+    # 8 points of the window, failure 1/20.
+    rank = (math.log(8) + math.log(20)) / float(2 * rate)
+    n = len(values)
+    bad = sum(
+        mass
+        for point, mass in law.items()
+        if max(sum(v < point for v in values), sum(v > point for v in values)) - n / 2 > rank
+    )
+    assert bad <= 0.05 and law[0.0] > 0.9

@@ -6,7 +6,7 @@ random pairs (`column_scale`). Round two counts rows in cells of width W = 2^(b+
 of 0 taken as one, and keeps the one with the largest noisy count of those that a stability
 histogram shows (`stable_bins`). Round three is the exponential mechanism over 2^42 points of step
 2^(b-20) that reach 2 W to either side of that cell's lower end (of 0, in the middle cell); its cost
-is |#below - #above|, and rows outside count at the ends.
+is 2 max(#below, #above) - n of n rows, which are rounded down to the grid, and count at the ends if outside.
 
 Guarantee: (epsilon, delta)-DP by adaptive basic composition: rounds one and two spend a share of
 epsilon and half of delta each, round three the rest of epsilon. Classes and cells divide pairs and
@@ -19,9 +19,11 @@ as those of one, and cells as wide hold nearly all rows, so that both rounds nee
 than an interior point does. Permute-and-flip in the place of the exponential mechanism would change
 nothing: among so many points of equal cost as many are kept as expected, which is the same law.
 
-When not to use it: for discrete columns (an atom is next to never answered), and where a wrong
-answer must not pass: if the median lies outside the window, nothing tells. `approximate_median` is
-right or says none.
+Error: some point of the window has no more than half of the rows on either side, if the median lies in it,
+so the least cost is 0 or less, also where rows share a value.
+
+When not to use it: for columns of few values, and where a wrong answer must not pass: if the median lies
+outside the window, nothing tells. `approximate_median` is right or says none.
 
 Source: the combination is proved here; Aliakbarpour, Silver, Steinke, Ullman 2023 for the first
 rounds, McSherry, Talwar 2007 for the last.
@@ -77,7 +79,9 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     door = "median"
     summary = "a sharper median of a continuous column without a known range; wrong without notice if the data defeat it"
     citation = CITATION + "; McSherry, Talwar 2007; the combination is proved here"
-    version = 4
+    version = (
+        5  # 4 took the cost for the difference of both sides, which no point of an atom has small
+    )
     Params = SeededMedianParams
 
     SHARES = Fraction(3, 10), Fraction(3, 20)  #: of epsilon, for the scale and for the window
@@ -91,7 +95,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         """The noise of pairs and cells, and the exponential mechanism's rate per unit of cost."""
         share_of_group, half = GroupShare.for_group(params, table), Fraction(1, 2)
         pairs, cells = (share_of_group.take_share(share, half) for share in self.SHARES)
-        # Of #below - #above, by one unit.
+        # Of the cost, by one unit: a row more, or fewer, moves it by 1.
         moved = share_of_group.rows * (2 if share_of_group.exchange else 1)
         rate = (1 - sum(self.SHARES)) * share_of_group.epsilon / (2 * moved)
         return pairs.pair_noise(), cells.cell_noise(), rate
@@ -127,7 +131,10 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         rows: list[Row] = []
         rank = math.ceil(self._rank_error(rate))
         counted = table.describe_counted_rows(params.by)
-        certainty = f"its rank among the {counted} is within {rank:,} of the middle (95 %) if the median lies in the window that was found"
+        certainty = (
+            f"its rank among the {counted}, rounded down to a grid of 2^{self.FINE + 2} points in the window that was found, is within "
+            f"{rank:,} of the middle (95 %) if the median lies in that window"
+        )
         for code, key in enumerate(column_request(params, table).keys):
             value, status = None, "no_bins" if code in wide else "no_scale"
             if (window := windows.get(code)) is not None:
@@ -183,7 +190,7 @@ class Window:
 
 
 def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) -> float | Fraction:
-    """The exponential mechanism over a window; cost |#below - #above|, rows outside at its ends.
+    """The exponential mechanism over a window; cost 2 max(#below, #above) - n, rows outside at its ends.
 
     The point is a double among doubles, and exact among integers.
     """
@@ -203,12 +210,13 @@ def median_in(window: Window, cells: BinCounts, rate: Fraction, source: Source) 
     lengths = np.diff(starts, append=window.half)
     costs = np.empty_like(starts)
     costs[0::2], costs[1::2] = (
-        np.abs(2 * below - below[-1]),
-        np.abs(below[:-1] + below[1:] - below[-1]),
+        np.maximum(below, below[-1] - below),
+        np.maximum(below[:-1], below[-1] - below[1:]),
     )
+    costs = 2 * costs - below[-1]
     # Neighbouring positions have no gap between them.
     real = lengths > 0
-    starts, lengths, costs = starts[real], lengths[real], costs[real]
+    starts, lengths, costs = starts[real], lengths[real], costs[real] - costs[real].min()
     at = window.centre + draw_place(starts, lengths, costs, rate, source)
     value = at * Fraction(2) ** window.step
     if not doubles:
