@@ -72,6 +72,7 @@ def dpflow_register_calculators() -> dict[str, str]:
         "steps": "dpflow.mechanisms.calculators:Steps",
         "group": "dpflow.mechanisms.calculators:Group",
         "parallel": "dpflow.mechanisms.calculators:Parallel",
+        "median_rows": "dpflow.mechanisms.calculators:MedianRows",
     }
 
 

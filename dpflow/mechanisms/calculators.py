@@ -1,21 +1,25 @@
 """Built-in calculators: what guarantees add up to, for different steps, for a group of units, for
-blocks side by side.
+blocks side by side; and how many rows a median needs.
 """
 
 from __future__ import annotations
 
 import math
 from fractions import Fraction
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from dpflow.core.accounting import composition
-from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.amounts import AS_WRITTEN, Delta, Epsilon
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.strict_models import Exact
 from dpflow.errors import InvalidAmount, InvalidInput
+from dpflow.mechanisms.quantile import Median
+from dpflow.mechanisms.rank_params import MedianParams
 
 Open = Annotated[float, Field(gt=0, lt=1)]
 Size = Annotated[int, Field(ge=1, le=10**12)]
@@ -130,6 +134,54 @@ def _group_epsilon(one: Approximate, size: int) -> tuple[float | None, float | N
         return None, None
     assert pair is not None
     return _float_above(pair[0]), _float_above(pair[1])
+
+
+class MedianRowsParams(Params):
+    """``epsilon``: the privacy cost of the median. ``alpha``: how far its rank may be from the middle, as a
+    share of the rows. ``points``: steps of the declared range. ``neighbours``: replace or add-remove.
+    ``rows``: of one unit.
+    """
+
+    epsilon: Epsilon = Fraction(1)
+    alpha: tuple[Annotated[Exact, Field(gt=0, lt=Fraction(1, 2))], ...] = (
+        Fraction(1, 4),
+        Fraction(1, 10),
+        Fraction(1, 20),
+    )
+    points: Annotated[int, Field(ge=2, le=2**62)] = 10**6
+    neighbours: Literal["replace", "add-remove"] = "add-remove"
+    rows: Annotated[int, Field(ge=1, le=10**9)] = 1
+
+
+class MedianRows(Calculator[MedianRowsParams]):
+    """Rows from which the median of a bounded column is shown, and within a share of the rows."""
+
+    name = "median_rows"
+    summary = "rows that a median of a column with bounds needs (exponential mechanism)"
+    citation = Median.citation
+    Params = MedianRowsParams
+
+    def make_sheet(self, params: MedianRowsParams) -> Sheet:
+        """One line per alpha, by the mechanism itself."""
+        column = {"lower": 0, "upper": params.points - 1, "step": 1}
+        table = Table.model_validate(
+            {
+                "name": "t",
+                "database": "t.duckdb",
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": params.rows},
+                "neighbours": params.neighbours,
+                "columns": {"x": column},
+            }
+        )
+        fields = {"column": "x", "epsilon": params.epsilon}
+        median = MedianParams.model_validate(fields, context=AS_WRITTEN)
+        rows = tuple((float(a), Median().rows_for_rank(median, table, a)) for a in params.alpha)
+        notes = (
+            "from so many rows on a number is shown, and its rank is within alpha and stated so, with probability 95 %, for all data; "
+            "values beyond the range count as its ends",
+        )
+        return Sheet(("alpha", "rows"), rows, notes)
 
 
 class ParallelParams(Params):

@@ -49,7 +49,7 @@ from numpy.typing import NDArray
 from dpflow.core.accounting.events import BoundedRange, Composed, Event, Repeated
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.distribution import supports_value
+from dpflow.core.contract.distribution import MAX_RANK_ERROR, supports_value
 from dpflow.core.contract.mechanism import Delegation, Mechanism
 from dpflow.core.contract.requests import Answer, SortedValues, ValueCounts
 from dpflow.core.contract.results import NO_RANK, ErrorBound, Result, Row
@@ -224,6 +224,18 @@ class _Quantiles(Mechanism[P]):
         )
         return float(max(scales)) * likely
 
+    def rows_for_rank(self, params: P, table: Table, alpha: Fraction) -> int:
+        """Rows of every group from which all answers are shown, and their ranks are within a share alpha
+        of the rows and stated so, with probability 95 %, where rows must be counted.
+        """
+        draws, rank = self.plan_draws(params, table), math.ceil(self.rank_error(params, table))
+        quantiles = self.list_quantiles(params).values()
+        limit = min(alpha, Fraction(MAX_RANK_ERROR), *(min(p, 1 - p) for p in quantiles))
+        # Counted are those rows less at most twice what is taken off for noise.
+        return (
+            rank // limit + 1 + 2 * _spare_rows(draws.counting, len(self.group_keys(params, table)))
+        )
+
     def error_bound(self, params: P, table: Table) -> ErrorBound:
         draws, rank = self.plan_draws(params, table), self.rank_error(params, table)
         where = "" if params.by is None else " of a group"
@@ -246,9 +258,13 @@ def _count_least_rows(groups: Sequence[ValueCounts], counting: Noise, source: So
     if public is not None and public.exact:
         return [public.rows]
     exact = np.array([group.counts.sum() for group in groups], np.int64)
-    # Half of FAILURE for noise of one sign in one of the groups.
-    spare = counting.half_width(FAILURE / len(groups))
+    spare = _spare_rows(counting, len(groups))
     return [int(count) - spare for count in counting.add_noise(exact, source).tolist()]
+
+
+def _spare_rows(counting: Noise, groups: int) -> int:
+    """What noise of one sign exceeds in one of so many groups with half of `FAILURE` at most."""
+    return counting.half_width(FAILURE / groups)
 
 
 def _describe_rank(share: float, value: int, column: Column, rows: str) -> str:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 from typing import Any
 
+import numpy as np
 import pytest
 
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.requests import ValueCounts
 from dpflow.errors import DpflowError, InvalidDeclaration
+from dpflow.mechanisms.quantile import Median, cost_pieces
+from dpflow.mechanisms.rank_params import MedianParams
 from dpflow.registry import Registry
+from dpflow.testing.harness import StreamSource
 
 
 @pytest.fixture(scope="module")
@@ -107,3 +114,44 @@ def test_bad_inputs(registry: Registry, name: str, given: dict[str, Any], messag
     """Each is refused by name."""
     with pytest.raises(DpflowError, match=message):
         registry.find_calculator(name).run(given)
+
+
+@pytest.mark.parametrize("neighbours", ["replace", "add-remove"])
+def test_rows_of_a_median_are_those_of_the_mechanism(registry: Registry, neighbours: str) -> None:
+    """At as many rows as `median_rows` says the median of a hostile column, by its exact law, is
+    within alpha and is shown; at half as many it is shown next to never.
+    """
+    n = dict(registry.find_calculator("median_rows").run({"neighbours": neighbours}).rows)[0.25]
+    low, high = -500_000, 499_999
+
+    def column(rows: int) -> ValueCounts:
+        middle = rows // 2
+        end = (rows - middle) // 2
+        values = np.array([low, *range(0, 10 * middle, 10), high])
+        return ValueCounts(values, np.array([end, *[1] * middle, rows - middle - end]))
+
+    def shown(rows: int, draws: int) -> int:
+        answers = [
+            Median().draw(params, declared, column(rows), StreamSource(i)) for i in range(draws)
+        ]
+        return sum(answer.rows[0].value is not None for answer in answers)
+
+    declared = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "neighbours": neighbours,
+            "columns": {"x": {"lower": low, "upper": high, "step": 1}},
+        }
+    )
+    params = MedianParams.model_validate({"column": "x", "epsilon": 1})
+    data = column(n)
+    starts, lengths, costs = cost_pieces(data, low, high, Fraction(1, 2))
+    changed = 2 if neighbours == "replace" else 1
+    weights = lengths * np.exp(-7 / 8 / (2 * changed) * costs)
+    sides = [(data.values < x, data.values > x) for x in starts]
+    far = [max(data.counts[side].sum() for side in pair) - n / 2 > n / 4 for pair in sides]
+    assert weights[np.array(far)].sum() / weights.sum() <= 0.025
+    assert shown(n, 40) >= 36 and shown(n // 2, 10) <= 1

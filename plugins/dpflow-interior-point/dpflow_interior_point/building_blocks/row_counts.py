@@ -156,13 +156,6 @@ def proved_rows_for_median(
     return math.ceil(max(slice_, 512 * c**2 * math.log(8 / beta) / alpha**2))
 
 
-def rows_for_quantile(epsilon: float, alpha: float, spread: float, beta: float = 0.05) -> int:
-    """Rows for the exponential mechanism's median, if the range is that many times as wide as the
-    middle 2 alpha.
-    """
-    return math.ceil(2 / (epsilon * alpha) * math.log(spread / beta))
-
-
 def _least_rows(floor: float, failure: object, beta: float) -> int:
     """Two more than the least n from ``floor`` on with failure(n) <= beta; failure falls."""
     assert callable(failure)

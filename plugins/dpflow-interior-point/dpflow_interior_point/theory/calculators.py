@@ -53,15 +53,13 @@ class NoiseParams(Params):
 
 
 class InteriorRowsParams(NoiseParams):
-    """As `NoiseParams`. ``alpha``: of the median. ``width``: width of the range that the
-    exponential mechanism is given, in widths of the middle 2 alpha of the values. ``q``, ``p2``:
+    """As `NoiseParams`. ``alpha``: of the median. ``q``, ``p2``:
     the numbers of a distribution of your own, from public data (the largest mass of a class [2^j,
     2^(j+1)) of |x - x'|, the second largest of a cell of that width). ``c``, ``beta``: normalised
     variance and failure probability of the proved numbers of rows.
     """
 
     alpha: Exact = Fraction(1, 4)
-    width: Annotated[float, Field(ge=1, le=1e300)] = 1e6
     q: Share | None = None
     p2: Share | None = None
     c: Annotated[float, Field(ge=1, le=1e9)] = math.pi / 2
@@ -77,9 +75,7 @@ class InteriorRowsParams(NoiseParams):
 
 
 class InteriorRows(Calculator[InteriorRowsParams]):
-    """Rows for an interior point and a median without a range, by distribution, beside the
-    exponential mechanism.
-    """
+    """Rows for an interior point and a median without a range, by distribution."""
 
     name = "interior_rows"
     summary = "rows that a median or interior point of a column without a known range needs"
@@ -99,15 +95,11 @@ class InteriorRows(Calculator[InteriorRowsParams]):
         median = row_counts.rows_for_median(
             *counted.stage_noise(None, sliced=True), params.alpha, params.alpha / 4
         )
-        moved = params.rows * (2 if params.exchange else 1)
-        quantile = row_counts.rows_for_quantile(
-            float(params.epsilon) * 2 / moved, float(params.alpha), params.width
-        )
         shapes = dict(row_counts.SHAPES)
         if params.q is not None and params.p2 is not None:
             shapes = {"yours": (params.q, params.p2)}
         rows = [
-            (name, row_counts.rows_needed(pairs, cells, q, p2), median, quantile)
+            (name, row_counts.rows_needed(pairs, cells, q, p2), median)
             for name, (q, p2) in shapes.items()
         ]
         c, beta = params.c, params.beta
@@ -122,10 +114,9 @@ class InteriorRows(Calculator[InteriorRowsParams]):
             f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "
             f"largest {largest}, first moment within (1/8, {46 * c:.0f}) times {scale}",
             f"proved for the median, if the middle {float(2 * params.alpha):g} of the distribution has that variance: {middle}",
-            "exponential mechanism (quantile): proved for a range that wide, 95 %; it is wrong without notice outside its range",
         )
         return Sheet(
-            ("distribution", "interior point", "median", "median in a known range"),
+            ("distribution", "interior point", "median"),
             tuple(rows),
             notes,
         )
