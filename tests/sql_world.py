@@ -12,7 +12,7 @@ from duckdb_files import duckdb_file
 import dpflow
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table

@@ -12,7 +12,7 @@ from dpflow.analyst_sql.answer.publish_answer import check_name, check_output, p
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
 from dpflow.analyst_sql.answer.sql_plan import plan_lines
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.cli.console import (
     JsonOption,
     LedgerOption,

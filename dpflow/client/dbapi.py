@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpflow import errors
-from dpflow.analyst_sql.parse.source_text import check_parameters
+from dpflow.analyst_sql.parse.text_and_options import check_parameters
 from dpflow.client.interface import Client
 from dpflow.client.open_client import connect as open_client
 from dpflow.errors import DpflowError, InvalidInput, UnknownName
@@ -277,7 +277,7 @@ class Cursor:
         # It brings a parser, which whoever only connects need not wait for.
         from dpflow.analyst_sql.answer import published_query
         from dpflow.analyst_sql.answer.sql_plan import plan_lines
-        from dpflow.analyst_sql.parse.source_text import read_source
+        from dpflow.analyst_sql.parse.text_and_options import read_source
 
         client = self.connection.client
         text = published_query.drop_schema(text)

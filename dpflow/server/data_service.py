@@ -22,7 +22,7 @@ from typing import Any, Literal
 from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.analyst_sql.releases.stored_answers import identify_query
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected

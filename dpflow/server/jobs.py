@@ -1,4 +1,5 @@
-"""Requests that read private rows, one queue per source: bounded, and fair between principals.
+"""Requests that read private rows, one queue per source: bounded, and fair between principals. What another process needs to
+finish one is sealed in the ledger (`dpflow.server.data_service`).
 
 A job is a handle, nothing more: what was charged is in the ledger with the request, where every process of the
 service finds it. A job that was not charged and that this process does not know is sent again. Its stage is ``queued``, ``running`` or

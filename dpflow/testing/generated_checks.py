@@ -64,7 +64,6 @@ from dpflow.testing.harness import (
     epsilon_delta,
     require,
 )
-from dpflow.testing.moves import statistics_move_as_stated
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.outcomes import choose_paths, list_features, make_outcome
 from dpflow.testing.replay import (
@@ -78,6 +77,7 @@ from dpflow.testing.replay import (
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.sampler_patches import REAL, replace_samplers
+from dpflow.testing.sensitivity_audit import statistics_move_as_stated
 from dpflow.testing.work import spent
 
 #: Paths of one enumeration, and of all of them together.

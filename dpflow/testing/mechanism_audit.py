@@ -59,7 +59,6 @@ from dpflow.testing.generated_checks import (
 from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import EPSILONS, describe_sizes, spread
 from dpflow.testing.harness import NotConformant, epsilon_delta, spend_effort
-from dpflow.testing.moves import ORDER, Arithmetic, check_moves, compare_session
 from dpflow.testing.part_audit import audit_parts
 from dpflow.testing.release_checks import (
     draw_never_raises,
@@ -70,6 +69,7 @@ from dpflow.testing.release_checks import (
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
 from dpflow.testing.replay_audit import replay_examples, replay_pair
 from dpflow.testing.sampler_patches import weaken_noise
+from dpflow.testing.sensitivity_audit import ORDER, Arithmetic, check_moves, compare_session
 from dpflow.testing.session_checks import neighbouring_transcripts
 from dpflow.testing.work import count_work, spent
 
@@ -121,7 +121,7 @@ class MechanismAudit:
         ranges: whether each generated value of a range was tried in some plan.
         not_followed: generated declarations with parameters of which nothing could be compared.
         arithmetic: where noise takes its sensitivity from, as far as draws showed: ``of requests``, ``declared`` (and
-            tested), or ``own arithmetic`` (`dpflow.testing.moves`).
+            tested), or ``own arithmetic`` (`dpflow.testing.sensitivity_audit`).
     """
 
     mechanism: str

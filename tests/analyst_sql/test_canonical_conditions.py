@@ -11,7 +11,7 @@ import pytest
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.core.contract.columns import Column
 from dpflow.tables.language.conditions import parse_condition
 

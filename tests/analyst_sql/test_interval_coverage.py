@@ -14,7 +14,7 @@ from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_inter
 from dpflow.analyst_sql.noise.noise_rules import ROW_FUNCTIONS
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, find_span
 from dpflow.analyst_sql.parse.query_reader import read_query
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.analyst_sql.releases.cells import Number, additive_plan, find_release, make_width
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.results import Row

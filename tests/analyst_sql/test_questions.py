@@ -14,7 +14,7 @@ from question_tables import DECLARATIONS, PAGE, Question, make_tables, options_o
 
 import dpflow
 from dpflow.analyst_sql.answer.query_plan import plan_sql
-from dpflow.analyst_sql.parse.source_text import read_source
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.errors import SqlRefused
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from smallworld import forbid_reads
 
-from dpflow.analyst_sql.parse.source_text import MOST_TEXT
+from dpflow.analyst_sql.parse.text_and_options import MOST_TEXT
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import DpflowError, InvalidInput, PlanRefused, SqlRefused

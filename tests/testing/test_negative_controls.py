@@ -39,9 +39,9 @@ from dpflow.testing.examples import Example, plan_mechanism
 from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.generated_tables import generate_declarations
 from dpflow.testing.harness import Check, spend_effort
-from dpflow.testing.moves import check_moves
 from dpflow.testing.replay import DrawRun, draw_losses
 from dpflow.testing.replay_audit import bound_delta
+from dpflow.testing.sensitivity_audit import check_moves
 
 #: Mistakes that are seen with all of the effort alone.
 HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}

@@ -11,7 +11,7 @@ from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
 
 from dpflow.analyst_sql.answer.answers import read_decimals, read_values
-from dpflow.analyst_sql.parse.source_text import Refusal, SourceText
+from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText
 from dpflow.errors import InvalidInput, QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 from dpflow.tables.public.query_worker import SCHEMA

@@ -17,7 +17,7 @@ from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate, write_sql
-from dpflow.analyst_sql.parse.source_text import Refusal, SourceText, read_source, refusal_of
+from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.releases.grouping_levels import (
     PlannedParts,

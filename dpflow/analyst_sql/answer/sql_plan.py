@@ -19,7 +19,7 @@ from dpflow.analyst_sql.parse.select_query import (
     SqlAggregate,
     join_conditions,
 )
-from dpflow.analyst_sql.parse.source_text import SourceText
+from dpflow.analyst_sql.parse.text_and_options import SourceText
 from dpflow.analyst_sql.releases.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.releases.grouping_levels import AddedLevel
 from dpflow.analyst_sql.releases.query_parts import PartPlan

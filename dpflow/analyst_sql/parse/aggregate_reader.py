@@ -13,7 +13,7 @@ from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import is_there, strip_brackets, take_arguments, when
 from dpflow.analyst_sql.parse.private_rows import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
-from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import declare_computed, declare_value
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table

@@ -7,7 +7,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.parse.text_and_options import Refusal
 
 
 def take_arguments(parsed: Any, *names: str, ignore: Sequence[str] = ()) -> list[Any]:

@@ -13,7 +13,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import merge_operands, rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
-from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused, UnknownName
 from dpflow.tables.language.conditions import Reader

@@ -22,7 +22,7 @@ from dpflow.analyst_sql.parse.select_reader import (
     SelectReader,
     name_column,
 )
-from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.parse.text_and_options import Refusal
 from dpflow.analyst_sql.parse.unit_reader import (
     has_group_bounds,
     is_by_unit,

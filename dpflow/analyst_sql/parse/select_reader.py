@@ -25,7 +25,7 @@ from dpflow.analyst_sql.parse.select_query import (
     number_column,
     present_column,
 )
-from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.parse.text_and_options import Refusal
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.grouping import declare_groups
 from dpflow.tables.language.nodes import Node

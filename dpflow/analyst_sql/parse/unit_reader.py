@@ -26,7 +26,7 @@ from dpflow.analyst_sql.parse.parsed_parts import (
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.select_query import join_conditions
 from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column
-from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import STEPS, find_bounds
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import MAX_GROUPS, ContributionBounds

@@ -15,7 +15,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate, join_conditions
-from dpflow.analyst_sql.parse.source_text import Refusal, refusal_of
+from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import declare_value
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.contribution import RequestedBounds

@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from dpflow.analyst_sql.parse.source_text import OPTIONS, add_option
+from dpflow.analyst_sql.parse.text_and_options import OPTIONS, add_option
 from dpflow.analyst_sql.releases.query_parts import Price
 from dpflow.catalogue import find_catalogue
 from dpflow.core.accounting.amounts import Delta, Epsilon, parse_exact

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from dpflow.analyst_sql.parse.source_text import Refusal
+from dpflow.analyst_sql.parse.text_and_options import Refusal
 from dpflow.analyst_sql.releases.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.releases.grouping_levels import PlannedParts
 from dpflow.analyst_sql.releases.query_parts import PartPlan

@@ -9,7 +9,7 @@ Claim. A certificate covers a plan in two cases only:
 
 1. A plan with the same value of every property was tried. This holds for every mechanism.
 2. The mechanism's noise is fitted to sensitivities of its requests and to nothing else (``of requests``,
-   `dpflow.testing.moves`), as far as all draws of the audit showed, and the audit could follow plans with every
+   `dpflow.testing.sensitivity_audit`), as far as all draws of the audit showed, and the audit could follow plans with every
    value of a range that it generated. Then each property is looked at by itself: its
    value was tried or, of `RANGES`, lies between two values that were. Tried are both ends of each range, many values
    between them, all of them together in mixed plans, and every constant in the mechanism's code with its neighbours.

@@ -18,7 +18,7 @@ from dbt_common.exceptions import DbtRuntimeError
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
-from dpflow.analyst_sql.parse.source_text import OPTIONS
+from dpflow.analyst_sql.parse.text_and_options import OPTIONS
 from dpflow.catalogue import find_server, locate_ledger
 from dpflow.client.open_client import connect
 from dpflow.engine.releases.request import require_public

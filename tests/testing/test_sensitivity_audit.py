@@ -23,8 +23,8 @@ from dpflow.mechanisms.private_histogram import PrivateHistogram
 from dpflow.mechanisms.quantile import Median
 from dpflow.mechanisms.select import ArgMax
 from dpflow.mechanisms.sum import Sum
-from dpflow.testing import moves
-from dpflow.testing.moves import check_moves, compare_moves, watch_doors
+from dpflow.testing import sensitivity_audit
+from dpflow.testing.sensitivity_audit import check_moves, compare_moves, watch_doors
 
 ONE = Sensitivity(3, 5, is_proven=True)
 
@@ -48,8 +48,8 @@ def test_built_ins_move_as_stated_and_no_less(
     """None moves further on generated tables; with half of what is stated as the bound each would."""
     found = check_moves(mechanism, 1 / 32)
     assert not found.excess and found.arithmetic == arithmetic and found.pairs > 20
-    stated = moves._bound
-    monkeypatch.setattr(moves, "_bound", lambda *given: stated(*given) / 2)
+    stated = sensitivity_audit._bound
+    monkeypatch.setattr(sensitivity_audit, "_bound", lambda *given: stated(*given) / 2)
     assert check_moves(mechanism, 1 / 32).excess
 
 
