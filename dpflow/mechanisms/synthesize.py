@@ -32,7 +32,8 @@ rows that are in a wrong cell: at most half of (its L1 distance in rows plus tha
 noisy ones, and a tail of the noise's L1 norm. For a pair that was not chosen: when a pair was chosen instead, its score was at
 least the other's, less ln(pairs/failure)/rate; the chosen one was then measured; and its own distance
 from independence adds to it (McKenna et al. 2022, section 5, has such bounds for AIM). Pairs are compared
-in their groups; what is finer follows the columns.
+in their groups; what is finer follows the columns. Nothing bounds where in its cell a value lies, so means, and shares
+that cut a cell, have no bound.
 
 When not to use it: for one column (`cdf`, `sanitize_thresholds` know more of it); for one question that
 is known beforehand (`histogram` of that pair is nearer); where what matters is a relation among three
