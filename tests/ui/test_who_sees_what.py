@@ -128,7 +128,7 @@ def test_refusals_are_for_who_may_read_their_dag(books: Books, visit: Any) -> No
         with pytest.raises(BudgetExceeded):
             books.release("visits/team-a", "too much", "1.5", dag=dag)
     (row, *_) = visit().read_tables("history")["Entries, the newest first"]
-    assert (row["Kind"], row["What"]) == ("refuse", "visits could not pay")
+    assert (row["Kind"], row["What"]) == ("refuse", "too much: visits could not pay")
     seen = [
         visit(dags).get("history").count("could not pay") for dags in (None, {"daily"}, {"team_a"})
     ]
