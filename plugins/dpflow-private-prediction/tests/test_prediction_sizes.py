@@ -236,7 +236,10 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     assert all(
         rows(e=e, d=d) > prediction_sizes.least_rows(d, 0.1, e) for e in (0.1, 1) for d in (1, 10)
     )
-    (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=base)[:1]
+    dealt = prediction_sizes.vote_dealt(
+        0.1, 0.05, 0.5, lambda a, b: prediction_sizes.sauer_rows(a, b, 5)
+    )
+    (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=dealt)[:1]
     assert inverse["alpha of the rows"] == pytest.approx(0.1, abs=0.002)
     assert (
         prediction_sizes.vote_error(
@@ -255,6 +258,25 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     )
     assert prediction_sizes.finite_rows(0.1, 0.05, math.log(1000)) == 100
     assert [prediction_sizes.average_rows(0.1, 0.05, e, 1)[0] for e in (1, 0.1)] == [20, 200]
+
+
+@pytest.mark.parametrize("name", ["vote_sizes", "average_sizes"])
+def test_rows_are_enough_where_units_draw_their_shards(name: str) -> None:
+    """With the rows of the last column every shard has what its learner needs at half of beta, but for
+    the other half, by the exact binomial law; with shards of equal size in mind next to never.
+    """
+    from scipy.stats import binom
+
+    alpha, beta = 0.1, 0.05
+    for row in sheet(name, predictions=[1], d=[1, 10]):
+        r, e, d = row["shards"], row["each"], row["d"]
+        if name == "vote_sizes":
+            needed = prediction_sizes.sauer_rows(alpha / 4, beta / (2 * r), d)
+        else:
+            needed = prediction_sizes.average_rows(alpha, beta / 2, e, d)[1]
+        assert r * binom.cdf(needed - 1, round(row["rows, dealt"]), 1 / r) <= beta / 2
+        equal = binom.sf(row["rows a shard"] - 1, round(row["rows"]), 1 / r)
+        assert r < 5 or equal**r < 0.05
 
 
 def test_groups_transfer_and_certificates() -> None:

@@ -29,6 +29,11 @@ BUDGET = ("epsilon", "predictions", "account", "each")
 PAPER = "Dwork, Feldman 2018 (private prediction)"
 WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; measured errors are far below."
 
+DEALT = (
+    "rows: shards of equal size, as in the theorem. rows, dealt: what the mechanism needs, whose units, of one row, draw their "
+    "shards at random; the learner's size is then that of half of beta."
+)
+
 
 class Budget(Params):
     """``epsilon`` in all; ``predictions`` m, how many answers share it; ``delta`` of the accounting
@@ -178,13 +183,15 @@ class VoteSizes(Calculator[VoteSizesParams]):
                 closed = sizes.closed_form(alpha / 4, beta / r, d)
                 unit = sizes.unit_rows(alpha / 4, beta / r, d)
                 least = sizes.least_rows(d, alpha, e) if log_class is None else None
-                cells = (r, d, shard, r * shard, r * closed, r * unit, least)
+                dealt = sizes.vote_dealt(alpha, beta, e, learner)
+                cells = (r, d, shard, r * shard, dealt, r * closed, r * unit, least)
                 error = (sizes.vote_error(params.rows, beta, e, learner),) if params.rows else ()
                 rows.append((eps, m, account, e, *cells, *error))
         columns: Heads = (*BUDGET, "shards", "d", "rows a shard", "rows")
-        columns += ("rows, closed form", "rows, constant 1", "no method below")
+        columns += ("rows, dealt", "rows, closed form", "rows, constant 1", "no method below")
         notes = (
             WORST_CASE,
+            DEALT,
             "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
         )
         columns += ("alpha of the rows",) if params.rows else ()
@@ -212,9 +219,12 @@ class AverageSizes(Calculator[DimensionParams]):
             for d in params.d:
                 r, shard = sizes.average_rows(params.alpha, params.beta, e, d)
                 rough = sizes.average_unit(params.alpha, params.beta, e, d)
-                rows.append((eps, m, account, e, r, params.beta / r, d, shard, r * shard, rough))
+                dealt = sizes.average_dealt(params.alpha, params.beta, e, d)
+                head = (eps, m, account, e, r, params.beta / r, d, shard)
+                rows.append((*head, r * shard, dealt, rough))
         columns = (*BUDGET, "shards", "beta / shards", "d", "rows a shard")
-        return make_table((*columns, "rows", "rows, constant 1"), rows, (WORST_CASE,))
+        heads = (*columns, "rows", "rows, dealt", "rows, constant 1")
+        return make_table(heads, rows, (WORST_CASE, DEALT))
 
 
 class WalkSizesParams(Learned):

@@ -129,6 +129,22 @@ def vote_rows(
     return r, learner(alpha / 4, beta / r)
 
 
+def dealt_rows(shards: int, beta: float, needed: Callable[[float], int]) -> int:
+    """Rows from which all shards learn where each unit, of one row, draws its shard: at ``beta``/2 each,
+    some shard has fewer than ``needed`` at the other half (Chernoff's lower tail), or fails with as many.
+    """
+    if shards == 1:
+        return needed(beta)
+    spare = 2 * log(2 * shards / beta)
+    return ceil(shards * ((sqrt(spare) + sqrt(spare + 4 * needed(beta / 2))) / 2) ** 2)
+
+
+def vote_dealt(alpha: float, beta: float, e: float, learner: Callable[[float, float], int]) -> int:
+    """The rows of `vote_rows` for shards that units draw, as `predict_vote` has them."""
+    r = vote_shards(alpha, e)
+    return dealt_rows(r, beta, lambda b: learner(alpha / 4, b / r))
+
+
 def vote_error(
     rows: int, beta: float, e: float, learner: Callable[[float, float], int]
 ) -> float | None:
@@ -137,8 +153,7 @@ def vote_error(
     """
 
     def enough(alpha: float) -> bool:
-        r, each_shard = vote_rows(alpha, beta, e, learner)
-        return r * each_shard <= rows
+        return vote_dealt(alpha, beta, e, learner) <= rows
 
     low, high = 0.0, 1.0 - 1e-9
     if not enough(high):
@@ -153,6 +168,13 @@ def average_rows(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]
     """(r, rows of one shard) for `predict_average`, Corollary 4.7 with half of alpha for the noise."""
     r = ceil(2 / (alpha * e) - 1e-9)
     return r, agnostic_rows(alpha / 2, beta / r, d)
+
+
+def average_dealt(alpha: float, beta: float, e: float, d: int) -> int:
+    """The rows of `average_rows` for shards that units draw, as `predict_average` has them."""
+    return dealt_rows(
+        average_rows(alpha, beta, e, d)[0], beta, lambda b: average_rows(alpha, b, e, d)[1]
+    )
 
 
 def average_unit(alpha: float, beta: float, e: float, d: int) -> int:
