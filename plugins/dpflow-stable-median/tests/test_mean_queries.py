@@ -116,6 +116,7 @@ def test_a_typed_number_of_rows_proves_nothing(
     body = ask(params.epsilon)
     assert body["guarantee"] == "unproven" and body["tau"] is None
     assert "because" not in body if because is None else because in body["because"]
+    assert (body["half_width_95"] is None) == (because is not None)
     assert abs(ask(Fraction(1000))["value"] - value) < 1e-3
 
 

@@ -185,7 +185,8 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         tau = None if known is None else proven_tau(params, table, rows)
         body = {
             "value": float(value),
-            "half_width_95": float(unit * half_width(scale) / rows),
+            # Of a mean of as many rows as were typed nothing is known.
+            "half_width_95": None if known is None else float(unit * half_width(scale) / rows),
             "guarantee": "proven" if tau is not None else "unproven",
             "tau": None if tau is None else tau * float(unit * per_row),
             "queries_left": left,

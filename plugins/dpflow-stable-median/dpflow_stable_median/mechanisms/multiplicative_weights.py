@@ -240,7 +240,7 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
             "updates_left": run.updates_left,
             "queries_left": left,
         }
-        if tau is not None and known != params.rows:
+        if known != params.rows:
             number = "private" if known is None else str(known)
             body["because"] = f"rows says {params.rows}, and the number of units is {number}"
         return Verdict(body, closed=left == 0 or run.is_exhausted), State(
