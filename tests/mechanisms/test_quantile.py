@@ -11,15 +11,12 @@ import duckdb
 import numpy as np
 import pytest
 
-import dpflow
 from dpflow.core.accounting.events import BoundedRange, Composed, DiscreteLaplace, Repeated
-from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import MaxContributions
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import ValueCounts
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.engine.releases.plan import Plan
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.errors import InvalidInput
 from dpflow.mechanisms.quantile import COUNTING, Quantiles, QuantilesParams, cost_pieces
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
@@ -277,27 +274,6 @@ def test_quantiles_that_mean_nothing_are_refused(name: str, raw: dict[str, objec
         plan_mechanism(
             REGISTRY.find_mechanism(name), TABLE, {"column": "score", "epsilon": "1", **raw}
         )
-
-
-def test_a_declared_number_for_missing_values_counts_or_is_refused() -> None:
-    """Mechanisms that read values as they are leave out rows without one, so they are refused where the
-    declaration gives such a value a number; the exponential mechanism counts it.
-    """
-    fields = {"lower": 0, "upper": 1000, "step": 1, "missing": 0}
-    columns = TABLE.columns | {"score": Column.model_validate(fields)}
-    table = TABLE.model_copy(update={"columns": columns})
-
-    def ask(name: str, **more: object) -> Plan:
-        params = {"column": "score", "epsilon": 1, **more}
-        return dpflow.plan(name, table, name="r", scope="t", **params)
-
-    assert ask("median").mechanism.name == "median"
-    refused = {"median": {"certain": True}, "cdf": {}, "bounds": {}, "approximate_median": {}}
-    refused |= {"seeded_median": {}, "interior_point": {}, "find_interior_point": {"exponent": 1}}
-    for name, more in refused.items():
-        delta = "delta" in REGISTRY.find_mechanism(name).Params.model_fields
-        with pytest.raises(PlanRefused, match="declares missing: 0, and .* leaves out rows"):
-            ask(name, **more, **({"delta": "1e-3"} if delta else {}))
 
 
 def test_private_keys_would_save_nothing(tmp_path: Path) -> None:

@@ -32,8 +32,9 @@ class Column(Strict):
         lower: values below count as this. A number, or a date. Infinities are clamped, too.
         upper: values above count as this; given with ``lower`` or not at all.
         step: the grid on which sums are taken exactly; a value is rounded to it.
-        missing: what a NULL or NaN is: ``skip`` (the row has no value), or a number within the
-            bounds.
+        missing: what a NULL or NaN counts as wherever the column is read as a number: ``skip`` (the
+            row has no value), or a number within the bounds. Keys, conditions and computed columns
+            read what is stored.
         public_keys: the keys of a GROUP BY, in output order; other values in the rows are ignored.
             They must not come from the rows.
         groups: how many groups of this column one unit may reach, or, of a column of dates or times,

@@ -224,7 +224,8 @@ class UnboundedValues:
     """The values of a column that needs no bounds, for a draw that asks in rounds: see
     `OpenColumn`.
 
-    Rows without a value (NULL, NaN) are left out, infinities stay. Then each unit is truncated as
+    Rows without a value (NULL, NaN, where the column declares no number for them) are left out,
+    infinities stay. Then each unit is truncated as
     in `GroupedSums`.
 
     Attributes:

@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import (
     Approximate,
     Event,
@@ -20,7 +19,7 @@ from dpflow.core.accounting.events import (
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Delegation, Mechanism
-from dpflow.core.contract.requests import DataRequest, Records, UnboundedValues
+from dpflow.core.contract.requests import DataRequest, Records
 from dpflow.core.contract.results import ErrorBound
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
@@ -126,7 +125,6 @@ def _plan_table(
         error_bound = mechanism.error_bound(params, table)
         data_request = mechanism.data_request(params, table)
         _require_whole_table(data_request, request, table)
-        _require_skipped(data_request, mechanism.name, table)
         table_form = _used_form(table, params, request.where, data_request)
     content = {
         "mechanism": mechanism.name,
@@ -276,18 +274,6 @@ def _require_whole_table(data_request: DataRequest, request: ReleaseRequest, tab
         raise PlanRefused(
             f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
             f"or take a mechanism that protects whole rows"
-        )
-
-
-def _require_skipped(data_request: DataRequest, mechanism: str, table: Table) -> None:
-    """Values that are read as they are have no declared number in the place of a missing one."""
-    if not isinstance(data_request, UnboundedValues):
-        return
-    column = table.columns.get(data_request.column)
-    if column is not None and column.missing != "skip":
-        raise PlanRefused(
-            f"column {data_request.column!r} declares missing: {exact_text(column.missing)}, and {mechanism} leaves out rows without a "
-            f"value; take quantiles, or median without certain, which count them, or declare a column without missing"
         )
 
 

@@ -319,14 +319,53 @@ def has_exact_integers(column: Field) -> bool:
     return column.kind in _WIDE | {"bigint"} or column.width > 15
 
 
-def open_number(column: Field) -> str:
-    """The column as a number without bounds, in the same order; NULL and NaN stay.
+def convert_missing(column: Field, declared: Column) -> int | float | None:
+    """The number that is declared for missing values, in the units of `open_number`; None for ``skip``.
+
+    Raises `PlanRefused` where it is no value of the column's type: without a grid nothing rounds it.
+    """
+    if declared.missing == "skip":
+        return None
+    if column.kind in _FLOATS:
+        return float(declared.missing)
+    low, high = RANGES.get(column.kind, (FIRST_MICROSECOND, LAST_MICROSECOND))
+    if column.kind == "decimal":
+        low, high = 1 - 10**column.width, 10**column.width - 1
+    elif column.kind == "date":
+        low, high = clamp_days(RANGES["integer"][0]), clamp_days(RANGES["integer"][1])
+    units = declared.missing * (_DAY if column.kind in _TIMES else 10**column.scale)
+    if units.denominator != 1 or not low <= units <= high:
+        raise PlanRefused(
+            f"column {column.name!r} declares missing: {declared.missing}, which is no {column.type}, and this method reads "
+            f"values as they are stored; declare a number that the type holds, or missing: skip"
+        )
+    return int(units)
+
+
+def open_number(column: Field, declared: Column) -> str:
+    """The column as a number without bounds, in the same order, with the declared number for NULL and
+    NaN; where none is declared these stay.
 
     A BIGINT or HUGEINT where `has_exact_integers`, else a DOUBLE. Decimals count their last digit,
     dates days and timestamps microseconds since 1970-01-01 (UTC); infinities stay. Timestamps that
     a double cannot hold are rounded down: then a double z is at most the time itself only if it is
     at most x, and above it only if above x.
     """
+    value, missing = _write_open(column), convert_missing(column, declared)
+    if missing is None:
+        return value
+    if has_exact_integers(column):
+        kind = BIGINT if column.kind == "bigint" else HUGEINT
+        return f"coalesce({value}, {DUCKDB.literal(int(missing), kind)})"
+    default = float(missing)
+    # As the column's own times.
+    default = math.nextafter(default, -math.inf) if default > missing else default
+    if column.is_float:
+        value = f"CASE WHEN NOT isnan({value}) THEN {value} END"
+    return f"coalesce({value}, {double(default)})"
+
+
+def _write_open(column: Field) -> str:
     check_value(column)
     if column.kind == "hugeint":
         return column.sql

@@ -213,6 +213,15 @@ class GroupRenderer(Renderer):
             # By all digits.
             order = Term(terms[1].decimal.sql, "number")
         require_operands(order.family in ("whole", "number", *CALENDAR), node, "a date or number")
+        if order.family in CALENDAR and node.args[1].op == "column":
+            name = ".".join(node.args[1].args[0])
+            number = self._inner.table.column(name).missing
+            if number != "skip":
+                raise RuleBroken(
+                    "bounds",
+                    f"column {name!r} declares missing: {number}, and {node.op} orders by dates and times as they are stored; "
+                    f"declare missing: skip, or order by another column",
+                )
         value_row, order_row = self._row_name(value.sql), self._row_name(order.sql)
         function = "min" if node.op in ("arg_min", "first") else "max"
         missing = [self.write.is_null(row) for row in (order_row, value_row)]

@@ -41,15 +41,14 @@ class KeptValues:
 def check_values(reading: SparkQuery, request: UnboundedValues) -> None:
     """Refuse keys that the column cannot hold, and a column that is no number; reads no row."""
     reading.check_keys(request.by, request.keys)
-    value = write_open_number(reading.column(request.column))
-    check_query(reading, reading.select_rows([f"{value} AS v"]))
+    check_query(reading, reading.select_rows([_write_value(reading, request)]))
 
 
 def keep_values(reading: SparkQuery, request: UnboundedValues) -> KeptValues:
     """Truncate, and fetch what is kept."""
     column = reading.column(request.column)
     keys = ("",) if request.by is None else request.keys
-    rows = reading.with_codes(request.by, keys, [f"{write_open_number(column)} AS v"])
+    rows = reading.with_codes(request.by, keys, [_write_value(reading, request)])
     rows = rows.where("v IS NOT NULL")
     if column.is_float:
         rows = rows.where("NOT isnan(v)")
@@ -63,6 +62,11 @@ def keep_values(reading: SparkQuery, request: UnboundedValues) -> KeptValues:
     return KeptValues(
         as_int64(arrays["code"]), as_int64(arrays["h"]), _convert_numbers(column, values), size
     )
+
+
+def _write_value(reading: SparkQuery, request: UnboundedValues) -> str:
+    declared = reading.table.column(request.column)
+    return f"{write_open_number(reading.column(request.column), declared)} AS v"
 
 
 def _convert_numbers(column: Field, values: NDArray[Any]) -> NDArray[Any]:

@@ -17,6 +17,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access.arithmetic import (
+    BIGINT,
     RANGES,
     SPARK,
     Whole,
@@ -32,7 +33,12 @@ from dpflow.tables.access.arithmetic import (
     sum_parities,
 )
 from dpflow.tables.access.parquet_texts import name_text_type
-from dpflow.tables.access.sql import FIRST_MICROSECOND, LAST_MICROSECOND, Field
+from dpflow.tables.access.sql import (
+    FIRST_MICROSECOND,
+    LAST_MICROSECOND,
+    Field,
+    convert_missing,
+)
 
 #: Spark's types by their names, as the kinds that the declared language knows.
 _KINDS = {
@@ -233,21 +239,27 @@ def write_bounded_number(field: Field, declared: Column) -> str:
     return f"CASE WHEN {missing} THEN {default} ELSE {value} END"
 
 
-def write_open_number(field: Field) -> str:
+def write_open_number(field: Field, declared: Column) -> str:
     """The column as a number without bounds, in the same order: a DOUBLE of binary floats, else a BIGINT;
-    decimals count their last digit, dates days and times microseconds since 1970-01-01 (UTC).
+    NULL and NaN are ``declared.missing`` where that is a number, else they stay. Decimals count their last
+    digit, dates days and times microseconds since 1970-01-01 (UTC).
 
     Raises:
         TableUnreadable: the type is none of a number.
-        PlanRefused: a decimal that 64 bits do not hold.
+        PlanRefused: a decimal that 64 bits do not hold, or a declared number that is none of the type's.
     """
     _require_value(field)
+    missing = convert_missing(field, declared)
     if field.kind in _FLOATS:
-        return f"CAST({field.reference} AS DOUBLE)"
+        number = f"CAST({field.reference} AS DOUBLE)"
+        if missing is None:
+            return number
+        return f"CASE WHEN {_write_missing(field)} THEN {double(missing)} ELSE {number} END"
     end = 10**field.width - 1
     value = _decimal_units(field, -end, end) if field.kind == "decimal" else _write_integer(field)
     # least and greatest pass over NULL, so a missing value would become a bound.
-    return f"CASE WHEN {field.reference} IS NULL THEN NULL ELSE {value} END"
+    default = "NULL" if missing is None else SPARK.literal(int(missing), BIGINT)
+    return f"CASE WHEN {field.reference} IS NULL THEN {default} ELSE {value} END"
 
 
 def find_misread(field: Field, stored: str) -> Field:

@@ -28,12 +28,23 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("kind", VALUES)
-def test_values_are_those_of_a_file(kind: str, declare: Declare, tmp_path: Path) -> None:
-    """As numbers, in cells of three widths, trimmed, and as the column writes them."""
+#: What a missing value counts as, by type.
+MISSING = {"BIGINT": str(2**60 + 1), "DOUBLE": "0.1", "DECIMAL(9,2)": "0.25", "TIMESTAMP": "1.5"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "missing"),
+    [*((kind, "skip") for kind in VALUES), *((kind, MISSING.get(kind, "1")) for kind in VALUES)],
+)
+def test_values_are_those_of_a_file(
+    kind: str, missing: str, declare: Declare, tmp_path: Path
+) -> None:
+    """As numbers, in cells of three widths, trimmed, and as the column writes them; with a declared number in
+    the place of what is missing.
+    """
     texts = [*VALUES[kind], *VALUES[kind][:1], None]
     rows = [(str(i), "ab"[i % 2], text) for i, text in enumerate(texts)]
-    columns = {"k": {"public_keys": ["a", "b"]}, "v": {}}
+    columns = {"k": {"public_keys": ["a", "b"]}, "v": {"missing": missing}}
     spark = declare({"u": "INTEGER", "k": "VARCHAR", "v": kind}, rows, columns=columns)
     file = tmp_path / "same.duckdb"
     with duckdb.connect(str(file)) as connection:
@@ -63,6 +74,7 @@ def test_values_are_those_of_a_file(kind: str, declare: Declare, tmp_path: Path)
                 )
                 assert len(column.sample_values(1)[0]) == 1
         assert seen[0] == seen[1]
+        assert missing == "skip" or sum(seen[0][0]) == len(texts)
 
 
 def test_a_unit_is_bounded_and_sampled_by_its_hash(declare: Declare) -> None:
@@ -89,6 +101,9 @@ def test_what_64_bits_do_not_hold_is_refused(declare: Declare) -> None:
         table = declare({"u": "INTEGER", "v": kind}, [("1", "1")], columns={"v": {}})
         with pytest.raises((PlanRefused, TableUnreadable), match=words):
             table.check_request(UnboundedValues("v"))
+    table = declare({"u": "INTEGER", "v": "DATE"}, [("1", None)], columns={"v": {"missing": "0.5"}})
+    with pytest.raises(PlanRefused, match="declares missing: 1/2, which is no"):
+        table.check_request(UnboundedValues("v"))
     replaced: dict[str, Any] = {"neighbours": "replace", "columns": {"v": {}}}
     table = declare({"u": "INTEGER", "v": "INTEGER"}, [("1", "1"), ("2", None)], **replaced)
     with table.open_answer(UnboundedValues("v"), ()) as column:

@@ -21,7 +21,7 @@ def find_public_size(
     unit_rows: int,
     *,
     size: int,
-    missing_are_values: bool,
+    reads_keys: bool = False,
 ) -> PublicSize | None:
     """The public number of rows of one ungrouped answer, or None where units come and go.
 
@@ -30,23 +30,23 @@ def find_public_size(
         columns: those in which a row needs a value.
         unit_rows: how many rows a unit keeps.
         size: the answer's number of rows, which is used only where it is public.
-        missing_are_values: whether a declared ``missing`` stands in for a value that is missing.
+        reads_keys: whether a column with public keys is read as their places, of which any value has one.
     """
     if not reading.table.has_public_size:
         return None
     exact = (
         unit_rows == 1
         and not reading.leaves_rows_out()
-        and all(has_values(reading, name, missing_are_values) for name in columns)
+        and all(has_values(reading, name, reads_keys) for name in columns)
     )
     # Where every unit has its one row, the rows were counted already.
     return PublicSize(size if exact else reading.count_units() * unit_rows, exact)
 
 
-def has_values(reading: RequestQuery, name: str, missing_are_values: bool) -> bool:
+def has_values(reading: RequestQuery, name: str, reads_keys: bool) -> bool:
     """Whether no row can lack a value of this column, by declaration and catalog."""
     declared = reading.table.column(name)
-    if missing_are_values and (declared.public_keys is not None or declared.missing != "skip"):
+    if declared.missing != "skip" or (reads_keys and declared.public_keys is not None):
         return True
     # What is computed may be missing, whatever a stored column of its name is.
     if declared.expression is not None or declared.parts is not None:

@@ -26,7 +26,7 @@ def answer_request(reading: RequestQuery, request: Records) -> RecordArrays:
     columns = {name: as_int64(arrays[f"x{i}"]) for i, name in enumerate(request.columns)}
     units = as_int64(arrays["number"])
     size = find_public_size(
-        reading, request.columns, request.rows, size=len(units), missing_are_values=True
+        reading, request.columns, request.rows, size=len(units), reads_keys=True
     )
     return RecordArrays(units, columns, size)
 

@@ -70,6 +70,5 @@ def answer_request(reading: RequestQuery, request: SortedValues) -> ValueCounts:
         [request.column],
         request.rows_per_group,
         size=int(counts.sum()),
-        missing_are_values=True,
     )
     return ValueCounts(values, counts, public_size=size)

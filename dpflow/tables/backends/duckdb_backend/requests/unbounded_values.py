@@ -81,7 +81,8 @@ def keep(truncation: Truncation, unique: bool, *, doubles: bool = True) -> str:
 def statement(reading: RequestQuery, request: UnboundedValues) -> str:
     """The statement that makes the table ``kept`` of a request; reads nothing."""
     column = reading.column(request.column)
-    rows, groups = reading.in_groups(request, [f"{sql.open_number(column)} AS v0"])
+    value = sql.open_number(column, reading.table.column(request.column))
+    rows, groups = reading.in_groups(request, [f"{value} AS v0"])
     truncation = Truncation(
         rows,
         (),
@@ -110,9 +111,7 @@ def open_column(reading: RequestQuery, request: UnboundedValues) -> OpenColumn:
     reading.connection.execute(making, reading.parameters)
 
     def find_size(rows: int) -> PublicSize | None:
-        return find_public_size(
-            reading, [request.column], request.rows_per_group, size=rows, missing_are_values=False
-        )
+        return find_public_size(reading, [request.column], request.rows_per_group, size=rows)
 
     column = reading.column(request.column)
     return TableColumn(reading.connection, column, request, reading.count_units, find_size)

@@ -63,10 +63,19 @@ def test_exact_only_where_every_unit_has_its_row(
 
 
 def test_a_declared_number_stands_in_for_what_is_missing(make: Any) -> None:
-    """Where `missing` is a number, every row has a value; a column without bounds has none yet."""
+    """Where `missing` is a number, every row has a value, whoever reads it."""
     columns = {"w": COLUMNS["w0"]}
     private = make(*CREATE, columns=columns, neighbours="replace", contribution_bounds={"rows": 1})
-    assert sizes(private, "w") == [PublicSize(100, True)] * 2 + [PublicSize(100, False)]
+    assert sizes(private, "w") == [PublicSize(100, True)] * 3
+
+
+def test_public_keys_are_no_values(make: Any) -> None:
+    """A row without one of the keys has its place in records; read as a number it is left out, which is private."""
+    columns = {"w": COLUMNS["w"] | {"public_keys": ["0", "2"]}}
+    private = make(*CREATE, columns=columns, neighbours="replace", contribution_bounds={"rows": 1})
+    ranked, record, unbounded = sizes(private, "w")
+    assert record == PublicSize(100, True)
+    assert [ranked, unbounded] == [PublicSize(100, False)] * 2
 
 
 def test_several_rows_a_unit_bound_the_size(make: Any) -> None:

@@ -147,7 +147,8 @@ def test_the_largest_decimals_are_numbers(step: int) -> None:
             most, text = 10**width - 1, f"{'9' * (width - scale)}.{'9' * scale}"
             rows = f"SELECT CAST(unnest(['{text}', '-{text}']) AS DECIMAL({width}, {scale})) AS v"
             column = sql.describe_field("v", connection.sql(rows).types[0])
-            outputs = f"{sql.write_grid_steps(column, declared)}, {sql.bounded_number(column, declared)}, {sql.open_number(column)}"
+            readings = (sql.write_grid_steps, sql.bounded_number, sql.open_number)
+            outputs = ", ".join(str(read(column, declared)) for read in readings)
             found = connection.execute(f"SELECT {outputs} FROM ({rows}) AS t").fetchall()
             inside = min(1.0, most / 10**scale)
             assert [row[0] for row in found] == [1, -1], (width, scale)
