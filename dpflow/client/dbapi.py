@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from dpflow import errors
-from dpflow.analyst_sql.parse.text_and_options import check_parameters
+from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client
 from dpflow.client.open_client import connect as open_client
 from dpflow.errors import DpflowError, InvalidInput, UnknownName

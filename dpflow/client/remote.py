@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dpflow import errors
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
-from dpflow.analyst_sql.parse.text_and_options import check_parameters
+from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.engine.releases.receipt import Receipt

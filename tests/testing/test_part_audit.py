@@ -45,6 +45,9 @@ class GroupByGroup(Count):
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         counts = [int(count) for count in answer.rows] + [0] * len(answer.rows)
+        # Of one unit's rows: a unit that is exchanged moves two parts, each by its own rows.
+        both = table.sensitivity(self.data_request(params, table)).rows.l1
+        moved = both // 2 if table.neighbours == "replace" else both
         part = params.epsilon / len(counts)
         first = add_laplace(counts[0], 1 / part, source) if self.is_early else 0
         rows = [Row(answer.keys[0], "early", first)]
@@ -52,7 +55,7 @@ class GroupByGroup(Count):
             if self.is_stated or not place:
                 source.begin_part(part)
             key = answer.keys[place % len(answer.keys)]
-            noisy = add_laplace(count, self.wider / part, source)
+            noisy = add_laplace(count, self.wider * moved / part, source)
             rows.append(Row(key, f"rows {place}", noisy))
         return Result(tuple(rows))
 
