@@ -90,6 +90,8 @@ TAIL, SLACK = 1e-9, 1e-5
 PAIRS, MAX_SECONDS = 2_400, 20
 #: Work for a few pairs of every case.
 WHOLE_SECONDS = 90
+#: How many times longer a first pair is waited for.
+PATIENCE = 10
 #: Runs with a delta: few that show whether all noise is Gaussian and shifted alike, which says what they need; else
 #: some, of which this may be seen. Many where either needs so much more than is stated.
 FEW_RUNS, SOME_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 3_000, 0.01, 0.05
@@ -180,12 +182,11 @@ def find_violation(
         for part in parts:
             begun, before = spent(), coverage.pairs
             for depth, case in product(DEPTHS, part):
-                pairs = coverage.pairs - before
-                if is_whole and depth == DEPTHS[0]:
-                    is_spent = spent() > begun + WHOLE_SECONDS
-                else:
-                    is_spent = pairs >= PAIRS * effort or spent() > begun + MAX_SECONDS * effort
-                if pairs and is_spent:
+                pairs, is_first = coverage.pairs - before, is_whole and depth == DEPTHS[0]
+                seconds = WHOLE_SECONDS if is_first else MAX_SECONDS * effort
+                is_spent = spent() > begun + seconds or (pairs >= PAIRS * effort and not is_first)
+                # Where no run of a mechanism can be followed in time, further cases are no other.
+                if (pairs and is_spent) or spent() > begun + PATIENCE * seconds:
                     break
                 if (violation := case.compare(depth)) is not None:
                     return violation, coverage
