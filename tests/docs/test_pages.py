@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from pathlib import Path
 
@@ -99,3 +100,30 @@ def test_sentences_are_short(page: Path) -> None:
     """At most 25 words each."""
     text = page.read_text(encoding="utf-8")
     assert [s for s in sentences(text) if len(re.findall(r"\S*\w\S*", s)) > 25] == []
+
+
+#: What people write where a secret should be.
+WORDS = (
+    "test",
+    "test1",
+    "test2",
+    "token",
+    "secret",
+    "password",
+    "admin",
+    "example",
+    "dpflow",
+    "changeme",
+    "12345",
+    "123456",
+)
+
+
+def test_no_page_shows_the_digest_of_a_word() -> None:
+    """Who copied it would have a service that a word opens."""
+    digests = {hashlib.sha256(word.encode()).hexdigest(): word for word in WORDS}
+    shown = {page.name: re.findall(r"\b[0-9a-f]{64}\b", page.read_text()) for page in PAGES}
+    assert sum(map(len, shown.values())) >= 5
+    assert not {
+        name: digests[one] for name, found in shown.items() for one in found if one in digests
+    }
