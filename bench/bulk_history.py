@@ -9,11 +9,11 @@ import sqlite3
 from pathlib import Path
 from typing import Any
 
+from bench.ledger_history import seal_rows
 from bench.verification import make_ledger
 from dpflow.ledger import Ledger
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor
-from dpflow.ledger.history.state import STORE_NODE, TABLES, build_root, list_items
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.compact_json import canonical_json
 
@@ -65,14 +65,6 @@ def grow(folder: Path, entries: int) -> Ledger:
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     anchor.replace_mark(last, previous)
-    # Rows are believed below a root that an entry seals: one more real entry.
     ledger = Ledger(folder / "ledger", anchor=folder / "anchor")
-    with ledger._begin_writing() as writer:
-        read, nodes = writer.transaction.stream, list[dict[str, Any]]()
-        items = list_items(lambda table: read(TABLES[table.name].select_all))
-        writer.state.root = build_root(
-            items, lambda prefix, body: nodes.append({"prefix": prefix, "body": body})
-        )
-        writer.transaction.many(STORE_NODE, nodes)
-        writer.add_entry("note", "", "", "bench", {})
+    seal_rows(ledger)
     return ledger

@@ -100,7 +100,13 @@ def fill(ledger: Ledger, target: str, anchor: Path, scope: str, number: int) -> 
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
     connection.close()
     Anchor(anchor).replace_mark(last["seq"], last["hash"])
-    # Rows are believed only below a root that an entry seals: one more real entry, as an import's.
+    seal_rows(ledger)
+
+
+def seal_rows(ledger: Ledger) -> None:
+    """Add one more real entry, as an import does: rows that were written in bulk are believed only below a root that an entry
+    seals.
+    """
     with ledger._begin_writing() as writer:
         read, nodes = writer.transaction.stream, list[dict[str, Any]]()
         items = list_items(lambda table: read(TABLES[table.name].select_all))
