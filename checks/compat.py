@@ -8,11 +8,14 @@ set breaks is narrowed in pyproject.toml, with the reason beside it.
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+from dpflow.errors import UnknownName
 
 ROOT = Path(__file__).parents[1]
 HOME = ROOT / ".venv-compat"
@@ -44,9 +47,8 @@ TESTS = (
     "tests/ledger/audit/test_witness_stores.py",
     "tests/ledger/history",
     "tests/ledger/storage",
-    # Their S3 servers are here alone.
+    # Its S3 server is here alone.
     "tests/ledger/books/test_witnesses.py",
-    "tests/ledger/audit/test_witness_stores.py",
     "tests/engine/sessions",
 )
 #: Clients that must read a published file: the oldest that its format promises, and the newest before 2.
@@ -158,9 +160,15 @@ def _uv(*words: str, environ: dict[str, str] | None = None) -> None:
 
 def main() -> None:
     """Run the named sets, or all; fails if one fails."""
+    parser = argparse.ArgumentParser(prog="python -m checks.compat", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(("clients", *SETS)))
+    names = parser.parse_args().names
+    for name in names:
+        if name not in ("clients", *SETS):
+            parser.error(str(UnknownName("set of versions", name, ("clients", *SETS))))
     failed = [
         name
-        for name in sys.argv[1:] or ("clients", *SETS)
+        for name in names or ("clients", *SETS)
         if not (check_clients() if name == "clients" else run_tests(name))
     ]
     if failed:
