@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from dpflow.errors import AccessRefused as AccessRefused
     from dpflow.errors import BudgetExceeded as BudgetExceeded
     from dpflow.errors import ContractViolated as ContractViolated
+    from dpflow.errors import DatasetLocked as DatasetLocked
     from dpflow.errors import DpflowError as DpflowError
     from dpflow.errors import GrantConflict as GrantConflict
     from dpflow.errors import InvalidAmount as InvalidAmount
@@ -158,6 +159,7 @@ _MODULES = {
     "GrantConflict": "dpflow.errors",
     "RetryConflict": "dpflow.errors",
     "SessionClosed": "dpflow.errors",
+    "DatasetLocked": "dpflow.errors",
     "NotSettled": "dpflow.errors",
     "LedgerCorrupt": "dpflow.errors",
     "LedgerUnavailable": "dpflow.errors",

@@ -141,7 +141,7 @@ def open_session(
         BudgetExceeded: the scope cannot pay; nothing was read.
         PlanRefused: the plan is a one-shot release, or partitions its data into other groups than the
             first session did.
-        SessionClosed: a gate on the same data is open.
+        DatasetLocked: another session on the same data is open.
     """
     return Session.open(
         plan, open_ledger(ledger), registry or Registry.load(), run_identity=run_identity

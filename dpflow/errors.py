@@ -15,6 +15,7 @@
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
     │   ├── RetryConflict         a retry that asks for something else than its first try, or whose reservation was fenced
     │   ├── SessionClosed         an interactive session answers no more (exhausted, halted, or a stale state)
+    │   ├── DatasetLocked         an open session keeps its rows from every other release
     │   ├── NotSettled            a result that a plan refers to is still being drawn                 (retryable)
     │   ├── LedgerCorrupt         the history does not verify, or the file is no ledger
     │   └── LedgerUnavailable     locked, full, out of reach, or of another schema version          (retryable)
@@ -201,6 +202,16 @@ class SessionClosed(LedgerError):
 
     Open another session, which is charged. A retry cannot help.
     """
+
+
+class DatasetLocked(LedgerError):
+    """An open session keeps its rows from every other release.
+
+    Ask it until it is used up, have its owner close it (``dpflow ledger resolve``), or use other rows. A retry
+    helps once the session is closed; a service that is still answering it says so with `ServiceUnavailable`.
+    """
+
+    session_id = ""
 
 
 class NotSettled(LedgerError):

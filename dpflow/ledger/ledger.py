@@ -82,7 +82,7 @@ class Ledger(BudgetLedger):
             PlanRefused: a scope that pays protects something else.
             BudgetExceeded: a scope or block cannot pay; nothing was charged, and an entry says so.
             RetryConflict: this slot released something else before, or an owner closed the release.
-            SessionClosed: an open gate session closes the data to other releases.
+            DatasetLocked: an open session keeps the data from other releases.
         """
         return self.reserve_many([ReleaseCharge(key, **terms)])[0]
 
@@ -242,7 +242,12 @@ class Ledger(BudgetLedger):
         still draws, or died.
         """
         with self._begin_reading() as state:
-            return releases.list_reserved(self._cipher, state)
+            return releases.list_in_state(self._cipher, state, "reserved")
+
+    def open_sessions(self) -> list[ReleaseRecord]:
+        """Sessions that are not used up, in the order they were charged."""
+        with self._begin_reading() as state:
+            return releases.list_in_state(self._cipher, state, "open")
 
     def releases_by_name(
         self, scope: str, name: str, run: tuple[str, str] | None = None
@@ -285,7 +290,7 @@ class Ledger(BudgetLedger):
             terms: the fields of `ReleaseCharge`.
 
         Raises:
-            InvalidInput, BudgetExceeded, RetryConflict, SessionClosed: as for `reserve`.
+            InvalidInput, BudgetExceeded, RetryConflict, DatasetLocked: as for `reserve`.
             PlanRefused: the data is partitioned otherwise.
         """
         ask = ReleaseCharge(key, **terms)
@@ -321,6 +326,13 @@ class Ledger(BudgetLedger):
             self._database.empty_log()
         fault_points.pass_point("session.after-commit")
         return session
+
+    def retry_session(self, session_id: str, principal: str) -> None:
+        """Count one more try of an open session's questions, after a process died of them or with them. Raises
+        `RetryConflict` if it was closed.
+        """
+        with self._begin_writing() as writer:
+            releases.retry_session(writer, session_id, principal)
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
         """Whether nothing was charged before this release on its dataset or on anything in

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
@@ -20,7 +20,7 @@ from dpflow.server import predictions, queries
 from dpflow.server.batches import Batches
 from dpflow.server.bodies import Gate
 from dpflow.server.budget_page import PLACE, make_budget_page
-from dpflow.server.data_service import DataService, load_tables
+from dpflow.server.data_service import Charged, DataService
 from dpflow.server.jobs import Jobs
 from dpflow.server.metrics import CONTENT_TYPE, Metrics
 from dpflow.server.predictions import Sessions, is_ready, open_now
@@ -33,6 +33,7 @@ from dpflow.server.refusals import (
     refuse_invalid,
     refuse_unknown,
 )
+from dpflow.server.served_tables import load_tables
 from dpflow.server.service import Service
 
 
@@ -79,11 +80,9 @@ async def show_metrics(request: Request) -> Response:
     return Response(request.app.state.metrics.render(), media_type=CONTENT_TYPE)
 
 
-async def watch_leases(
-    data: DataService, seconds: float, held: Mapping[str, frozenset[tuple[str, int]]]
-) -> None:
-    """Finish what other processes have charged and let lie: what has the same releases and attempts in the ledger
-    at the end of a lease as at its beginning.
+async def watch_leases(data: DataService, seconds: float, held: Charged) -> None:
+    """Finish what other processes have charged and let lie: what has the same releases, attempts and answers in the
+    ledger at the end of a lease as at its beginning.
 
     Args:
         seconds: the length of a lease.

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
@@ -31,7 +31,6 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
 from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_source_fault
-from dpflow.engine.releases.copies import check_place, list_files
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
@@ -46,14 +45,18 @@ from dpflow.engine.releases.release_list import (
     identify_all,
     release_list,
 )
-from dpflow.engine.releases.request import ReleaseRequest, parse_request, require_public
+from dpflow.engine.releases.request import ReleaseRequest, parse_request
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.sessions.session import Session
 from dpflow.errors import (
+    DatasetLocked,
     DpflowError,
     InvalidInput,
     LedgerCorrupt,
+    LedgerUnavailable,
     PlanRefused,
     RetryConflict,
+    SessionClosed,
 )
 from dpflow.ledger import Ledger, ReleaseRecord, Reservation
 from dpflow.ledger.books.records import path_of
@@ -66,18 +69,18 @@ from dpflow.server.contracts import (
 )
 from dpflow.server.gates import load_gates
 from dpflow.server.jobs import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
-from dpflow.server.loads import check_loads, plan_load
+from dpflow.server.loads import plan_load
 from dpflow.server.principals import Caller
 from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Door, Service
-from dpflow.server.sessions import plan_questions
-from dpflow.tables.access.declarations import load_table
-from dpflow.tables.public.copies import show_place
+from dpflow.server.sessions import find_session, plan_questions
 
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
+#: By request: the id of each of its releases or of its session, with its attempts and answers.
+Charged = Mapping[str, frozenset[tuple[str, int, int]]]
 #: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
 Kind = Literal[
     "sql",
@@ -90,17 +93,6 @@ Kind = Literal[
     "load task",
     "contract task",
 ]
-_DOORS: Mapping[str, Door] = {
-    "sql": "sql",
-    "release": "release",
-    "session": "release",
-    "gate": "gate",
-    "contract": "contract",
-    "sql task": "sql",
-    "release task": "release",
-    "load task": "load",
-    "contract task": "contract",
-}
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
 #: Newest entries of the history in which a job of another process is looked for, and such jobs that are remembered.
@@ -108,38 +100,9 @@ _RECENT_ENTRIES, _MAX_KNOWN = 1000, 200
 _SEALED, _JOB = "service request", "service job"
 
 
-def load_tables(service: Service) -> dict[str, Table]:
-    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise, and `PlanRefused` for
-    a copy of what is published that would be in a private file.
-    """
-    tables = {name: load_table(path) for name, path in service.tables.items()}
-    for name, table in tables.items():
-        if table.name != name:
-            raise InvalidInput(
-                f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
-            )
-    check_loads(service, tables)
-    _check_copies(service, tables)
-    return tables
-
-
-def _check_copies(service: Service, tables: Mapping[str, Table]) -> None:
-    written: set[str] = set()
-    for place in (place for terms in service.published.values() for place in terms.copies):
-        check_place(place)
-        for file in list_files(place):
-            for table in tables.values():
-                require_public(file, table, "copies")
-            if not file.lower().endswith(".parquet"):
-                continue
-            # A Parquet file is replaced whole, by each of those that are copied to it.
-            real = file if "://" in file else os.path.realpath(file)
-            if real in written:
-                raise InvalidInput(
-                    f"two copies of published results would write {show_place(file)}; give each a file of its own, and remember "
-                    "NAME_latest.parquet beside NAME.parquet"
-                )
-            written.add(real)
+def _find_door(kind: Kind) -> Door:
+    door = kind.removesuffix(" task")
+    return cast(Door, "release" if door == "session" else door)
 
 
 class DataService:
@@ -280,8 +243,8 @@ class DataService:
                 )
             }
         text, sealed = json.dumps([caller.name, kind, body], sort_keys=True), ""
-        # What was answered of a session is stored: who sent candidates or questions sends them again.
-        if kind not in ("gate", "session"):
+        # A gate stays open whether its candidate was scored or not: who sent one sends it again.
+        if kind != "gate":
             if len(text) > MAX_REQUEST:
                 raise Refused(
                     413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
@@ -295,13 +258,13 @@ class DataService:
         is_charged = self._require_payable(caller, unsettled)
         job_id = self._identify_job(text)
         stored = [self._ledger.find(run.key(plan)) for plan, run in unsettled]
-        if any(self._is_exhausted(record) for record in stored if record is not None):
+        if any(self._is_exhausted(record, text) for record in stored if record is not None):
             return Job(job_id, caller.name, query.source, dict, is_charged=True, is_elsewhere=True)
 
         def answer() -> Reply:
             # Planned again in its turn: what was released meanwhile may answer it.
             is_same = self._ledger.newest_entry() == newest
-            return (query if is_same else self._plan_query(caller, kind, body, sealed)).answer()
+            return self._answer(query if is_same else self._plan_query(caller, kind, body, sealed))
 
         job = Job(job_id, caller.name, query.source, answer, is_charged=is_charged)
         return self._jobs.submit(job, caller.terms.concurrent_queries)
@@ -324,10 +287,9 @@ class DataService:
         """A request of the caller that some process charged lately, by its job's id."""
         if (known := self._elsewhere.get(job_id)) is None:
             for entry in reversed(self._ledger.history(limit=_RECENT_ENTRIES)):
-                if entry.kind != "reserve" or entry.principal != caller.name:
+                if entry.kind not in ("reserve", "session") or entry.principal != caller.name:
                     continue
-                sealed = json.loads(str(entry.body["request"])).get(SEALED_REQUEST)
-                text = self._open_request(sealed, entry.release_id) if sealed else None
+                text = self._open_request(json.loads(str(entry.body["request"])), entry.release_id)
                 if text is not None and self._identify_job(text) == job_id:
                     known = self._elsewhere[job_id] = text
                     break
@@ -349,11 +311,18 @@ class DataService:
             job.run()
         return job
 
-    def _is_exhausted(self, record: ReleaseRecord) -> bool:
-        """Whether a charge was tried as often as it may be."""
-        return not record.settled and record.attempts >= self._service.max_attempts
+    def _is_exhausted(self, record: ReleaseRecord, text: str) -> bool:
+        """Whether a charge was tried as often as it may be. Other questions to a session than those that opened it are
+        none of its tries.
+        """
+        if record.settled or record.attempts < self._service.max_attempts:
+            return False
+        opened_by = self._open_request(record.request, record.release_id)
+        return record.state != "open" or text == opened_by
 
-    def _open_request(self, sealed: object, release_id: str) -> str | None:
+    def _open_request(self, request: Mapping[str, Any], release_id: str) -> str | None:
+        if (sealed := request.get(SEALED_REQUEST)) is None:
+            return None
         # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
         try:
             return self._ledger.unseal(str(sealed), _SEALED)
@@ -367,19 +336,55 @@ class DataService:
         self._jobs.cancel(job)
         return job
 
-    def list_charged(self) -> dict[str, frozenset[tuple[str, int]]]:
-        """Requests that were charged and are not settled, each with its releases and their attempts."""
-        found: dict[str, set[tuple[str, int]]] = {}
-        for record in self._ledger.reserved_releases():
-            if sealed := record.request.get(SEALED_REQUEST):
-                text = self._open_request(sealed, record.release_id)
-                if text is not None:
-                    found.setdefault(text, set()).add((record.release_id, record.attempts))
+    def list_charged(self) -> Charged:
+        """Requests that were charged and are not settled, or not all of whose questions are answered by the session
+        that they opened.
+        """
+        found: dict[str, set[tuple[str, int, int]]] = {}
+        for record in [*self._ledger.reserved_releases(), *self._ledger.open_sessions()]:
+            text = self._open_request(record.request, record.release_id)
+            if text is None or (record.state == "open" and not self._is_interrupted(text)):
+                continue
+            found.setdefault(text, set()).add((record.release_id, record.attempts, record.answers))
         return {text: frozenset(releases) for text, releases in found.items()}
 
-    def resume_charged(
-        self, charged: Mapping[str, frozenset[tuple[str, int]]], *, are_lapsed: bool = False
-    ) -> None:
+    def _is_interrupted(self, text: str) -> bool:
+        """Whether a session has no answer yet to a question of the request that opened it, and is to give one."""
+        try:
+            return bool(self._find_unanswered(text)[1])
+        except LedgerUnavailable:
+            raise
+        # It is planned otherwise now.
+        except DpflowError:
+            return False
+
+    def _find_unanswered(self, text: str) -> tuple[Session | None, list[str]]:
+        name, kind, body = json.loads(text)
+        caller = self._find_caller(name, kind)
+        planned = None if caller is None else self._plan_release(caller, body["session"])
+        session = planned and find_session(planned, self._ledger, self._registry)
+        return session, session.list_unanswered(body["queries"]) if session else []
+
+    def _find_caller(self, name: str, kind: Kind) -> Caller | None:
+        terms = self._service.principals.get(name)
+        return None if terms is None or _find_door(kind) not in terms.doors else Caller(name, terms)
+
+    def _answer(self, query: Query) -> Reply:
+        """Raises `Refused` where a session keeps the rows from others: whether a retry helps depends on whether that
+        session is still being answered.
+        """
+        try:
+            return query.answer()
+        except DatasetLocked as error:
+            record = self._ledger.release(error.session_id)
+            text = self._open_request(record.request, record.release_id)
+            if record.state != "open" or (text is not None and self._is_interrupted(text)):
+                raise refuse_for_now(
+                    "a session on the same data is being answered; send the request again, which charges nothing twice"
+                ) from None
+            raise
+
+    def resume_charged(self, charged: Charged, *, are_lapsed: bool = False) -> None:
         """Queue these charged requests, such as of a process that was killed. The ledger lets the first settle,
         so one that still runs elsewhere loses nothing.
 
@@ -390,40 +395,46 @@ class DataService:
         """
         for text, releases in charged.items():
             name, kind, body = json.loads(text)
-            if max(attempts for _, attempts in releases) >= self._service.max_attempts:
+            if max(attempts for _, attempts, _ in releases) >= self._service.max_attempts:
                 job = self._jobs.find(self._identify_job(text), name)
                 if are_lapsed and (job is None or job.done.done()):
-                    self._give_up(releases)
+                    self._give_up(text, releases)
                 continue
-            terms = self._service.principals.get(name)
-            if terms is None or _DOORS[kind] not in terms.doors:
-                log.warning(
-                    "a charged request of %s is not finished: it is no principal with this door",
-                    name,
-                )
+            if (caller := self._find_caller(name, kind)) is None:
+                log.warning("a charged request of %s is not finished: it has no such door", name)
                 continue
-            self._resume(Caller(name, terms), kind, body, text)
+            self._resume(caller, kind, body, text, [release_id for release_id, *_ in releases])
 
-    def _give_up(self, releases: frozenset[tuple[str, int]]) -> None:
+    def _give_up(self, text: str, releases: frozenset[tuple[str, int, int]]) -> None:
         """Settle charges without a result: each process that drew for them died."""
-        for release_id, attempts in releases:
-            log.error("release %s has no result: %d tries ended before one", release_id, attempts)
-            try:
-                held = Reservation(release_id, attempts, settled=False)
-                self._ledger.settle(held, NONE.to_json(), failure=f"{attempts} tries ended")
-            # Its owner has decided meanwhile.
-            except RetryConflict:
-                continue
+        session, unanswered = None, list[str]()
+        if json.loads(text)[1] == "session":
+            session, unanswered = self._find_unanswered(text)
+        for release_id, attempts, _ in releases:
+            failure = f"{attempts} tries ended"
+            log.error("release %s has no result: %s before one", release_id, failure)
+            # Its owner or who asks has decided meanwhile.
+            with suppress(RetryConflict, SessionClosed):
+                if session is None:
+                    held = Reservation(release_id, attempts, settled=False)
+                    self._ledger.settle(held, NONE.to_json(), failure=failure)
+                elif unanswered:
+                    session.give_up(unanswered[0], failure)
 
-    def _resume(self, caller: Caller, kind: Kind, body: Body, text: str) -> None:
+    def _resume(
+        self, caller: Caller, kind: Kind, body: Body, text: str, charged: Sequence[str]
+    ) -> None:
         sealed = self._ledger.seal(text, _SEALED)
 
         def finish() -> Reply:
+            for session_id in charged if kind == "session" else ():
+                with suppress(RetryConflict):
+                    self._ledger.retry_session(session_id, caller.name)
             query = self._plan_query(caller, kind, body, sealed)
             # A declaration or grant that changed makes another plan, which nobody asked to pay.
             if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
                 raise refuse_for_now("the request is planned otherwise now; send it again")
-            return query.answer()
+            return self._answer(query)
 
         try:
             source = self._plan_query(caller, kind, body, sealed).source
@@ -435,7 +446,7 @@ class DataService:
 
     def _require_allowed(self, caller: Caller, kind: Kind, body: Body) -> None:
         """Raises `Refused` unless the caller may ask this."""
-        caller.require_door(_DOORS[kind])
+        caller.require_door(_find_door(kind))
         if "task" in kind:
             caller.require_dag(body["run"]["dag_id"])
 
@@ -447,8 +458,9 @@ class DataService:
         if kind == "gate":
             return self.gates.plan_candidate(caller, body)
         if kind == "session":
-            session = self._plan_release(caller, body["session"])
-            return plan_questions(session, body, self._ledger, self._registry)
+            session, run = self._plan_release(caller, body["session"])
+            opened = session, replace(run, sealed_request=sealed)
+            return plan_questions(opened, body, self._ledger, self._registry)
         if kind == "load task":
             return plan_load(self._service, self._tables, caller, body)
         if kind in ("contract", "contract task"):

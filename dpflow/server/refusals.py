@@ -17,6 +17,7 @@ from starlette.exceptions import HTTPException
 from dpflow.errors import (
     AccessRefused,
     BudgetExceeded,
+    DatasetLocked,
     DpflowError,
     InvalidInput,
     LedgerCorrupt,
@@ -40,6 +41,7 @@ Word = Literal[
     "not_found",
     "key_conflict",
     "retry_conflict",
+    "data_locked",
     "too_large",
     "invalid_input",
     "quota_exhausted",
@@ -83,7 +85,8 @@ _WHEN = {
     401: "No valid bearer token.",
     403: "The principal has no such door, or may not see this.",
     404: "No such job of this principal: send the request again, which charges nothing twice.",
-    409: "The idempotency key, or the release's name and revision, came with something else before; nothing was charged.",
+    409: "The idempotency key, or the release's name and revision, came with something else before, or an open "
+    "session keeps these rows from others; nothing was charged.",
     413: "More points or bytes than one request may have.",
     422: "The request is not what this page describes, or cannot be planned; nothing was charged.",
     429: "The principal's budget or predictions are used up, or it asks too often or too much at once: then "
@@ -179,6 +182,15 @@ def make_refusal(error: BaseException) -> Refused:
     """
     if isinstance(error, Refused):
         return error
+    if isinstance(error, DatasetLocked):
+        # Its own text names the scope of another principal.
+        return Refused(
+            409,
+            "data_locked",
+            "a session is open on this data, and nobody else reads it until that is used up or the service's owner closes it; "
+            "nothing was charged twice",
+            cause=DatasetLocked,
+        )
     for kind, status, word in _OWN_TEXTS:
         if isinstance(error, kind):
             return Refused(status, word, str(error), cause=error)

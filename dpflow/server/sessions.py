@@ -1,7 +1,9 @@
 """Sessions at a service: opened and charged once for the principal's name and revision, and asked in order.
 
 A session is no gate, whose candidates have a door of their own, and no prediction, which has one, too. Each answer is
-stored before it is seen, so whoever sends the questions again gets the stored answers, and the others go on.
+stored before it is seen, so whoever sends the questions again gets the stored answers, and the others go on. The
+request that opens a session is kept with the charge, so that another process asks the rest of it after a kill: a
+session that locks its rows would keep them from everybody else till its own client comes back.
 """
 
 from __future__ import annotations
@@ -54,8 +56,8 @@ def plan_questions(
         raise InvalidInput(
             "a question to a session of a service is none of a candidate or release; leave name and release out"
         )
-    is_new = ledger.find(run.key(plan)) is None
-    if is_new:
+    known = find_session(planned, ledger, registry)
+    if is_new := known is None:
         check_questions(plan, ledger, registry, questions)
 
     def answer() -> Reply:
@@ -70,5 +72,15 @@ def plan_questions(
         }
         return dict(finite_json(reply))
 
-    shown = [planned] if is_new or body["plan_only"] else []
+    is_open = known is None or bool(known.list_unanswered(questions))
+    shown = [planned] if is_open or body["plan_only"] else []
     return Query(plan.table.place, shown, answer, always_job=True)
+
+
+def find_session(planned: Planned, ledger: Ledger, registry: Registry) -> Session | None:
+    """The session that was charged for a plan and its run, or None."""
+    plan, run = planned
+    record = ledger.find(run.key(plan))
+    if record is None:
+        return None
+    return Session(record.release_id, run.principal, plan, ledger, registry)

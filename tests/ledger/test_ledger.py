@@ -21,6 +21,7 @@ from forked_programs import ForkedProgram, run_forked
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, Pure
 from dpflow.errors import (
     BudgetExceeded,
+    DatasetLocked,
     GrantConflict,
     InvalidAmount,
     InvalidInput,
@@ -315,6 +316,19 @@ def test_a_session_answers_once_and_advances_with_its_answer(ledger: Ledger) -> 
     assert spent(ledger) == {"": Fraction(1, 2)}
 
 
+def test_tries_of_an_open_session_are_counted(ledger: Ledger) -> None:
+    """By an entry of each, which an auditor counts, too; a closed session is tried no more."""
+    name = session(ledger)
+    ledger.retry_session(name, "p")
+    ledger.retry_session(name, "q")
+    (record,) = ledger.open_sessions()
+    assert (record.attempts, record.answers) == (3, 0) and ledger.verify().ok
+    ledger.answer(name, query="q", expected_version=0, state={}, answer={}, closed=True)
+    with pytest.raises(RetryConflict, match="no open session"):
+        ledger.retry_session(name, "p")
+    assert not ledger.open_sessions() and ledger.verify().ok
+
+
 def test_an_unknown_session_has_no_empty_list(ledger: Ledger) -> None:
     """Neither answers nor batches: an id that was mistyped is an error, which names the right one."""
     name = session(ledger)
@@ -343,7 +357,7 @@ def test_an_open_gate_closes_its_scope(ledger: Ledger) -> None:
     it.
     """
     name = session(ledger, exclusive=True)
-    with pytest.raises(SessionClosed, match="a gate session is open on scope 's'"):
+    with pytest.raises(DatasetLocked, match="a gate session is open on scope 's'"):
         reserve(ledger)
     ledger.answer(name, query="q", expected_version=0, state={}, answer={}, closed=True)
     reserve(ledger)

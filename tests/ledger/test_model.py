@@ -28,6 +28,7 @@ from hypothesis.stateful import (
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import (
     BudgetExceeded,
+    DatasetLocked,
     DpflowError,
     GrantConflict,
     InvalidInput,
@@ -109,7 +110,7 @@ class Model:
             if k.exclusive and k.state == "open"
         }
         if path_of(at[0])[0] in gates:
-            raise SessionClosed
+            raise DatasetLocked
         if at[0] not in self.grants:
             raise UnknownName("", "", ())
         bill = {(scope, block): kept.tenths for scope in path_of(at[0]) for block in blocks}

@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from typing import Any
 
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
@@ -180,13 +181,17 @@ def make_charge(
         slot=run_identity.slot,
         principal=run_identity.principal,
         spend_again=spend_again,
-        request=plan.ledger_entry()
-        | ({QUESTION: question} if (question := run_identity.question) else {})
-        | ({SEALED_REQUEST: sealed} if (sealed := run_identity.sealed_request) else {}),
+        request=describe_request(plan, run_identity),
         data=data,
         protects=plan.table.protection_text,
         certified_by=certifiers,
     )
+
+
+def describe_request(plan: Plan, run_identity: RunIdentity) -> dict[str, Any]:
+    """What a charge keeps of what was asked."""
+    also = {QUESTION: run_identity.question, SEALED_REQUEST: run_identity.sealed_request}
+    return plan.ledger_entry() | {name: text for name, text in also.items() if text}
 
 
 def check_scope(plan: Plan, ledger: Ledger) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from fractions import Fraction
 from functools import cached_property, partial
@@ -68,6 +68,7 @@ Q = TypeVar("Q", EstimatorQuery, Submission)
 
 _ROWS = "rows"  #: in a session's state: the keyed name of the rows of its first answer
 _ENGINE_STATE = (nested_release.STATE, _ROWS)
+NO_ANSWER = {"verdict": "none"}  #: of a failure, which closes the session
 
 
 class _Batch(threading.local):
@@ -141,7 +142,7 @@ class Session:
             BudgetExceeded: the scope cannot pay; nothing was read.
             PlanRefused: the plan is a one-shot release, or partitions its data into other groups
             than the first session did.
-            SessionClosed: a gate on the same data is open.
+            DatasetLocked: another session on the same data is open.
             TableError: the source cannot be opened, or lacks what is declared; nothing was charged.
         """
         return cls(*charge_session(plan, ledger, run_identity), plan, ledger, registry, load)
@@ -188,13 +189,43 @@ class Session:
         parsed = self._parse_question(mechanism, fields_of_query)
         if isinstance(parsed, Plan):
             return self._answer_once(
-                digest([self.id, parsed.digest, parsed.request.revision]),
-                partial(self._answer_release, parsed),
+                self._name_question(parsed), partial(self._answer_release, parsed)
             )
         if isinstance(parsed, EstimatorQuery) and candidate is not None and not parsed.columns:
             parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
-        name = digest([self.id, parsed.model_dump(mode="json")])
+        name = self._name_question(parsed)
         return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
+
+    def list_unanswered(self, queries: Sequence[Mapping[str, Any]]) -> list[str]:
+        """Under which names answers to these queries, which have no candidate, would be stored and are not; empty if
+        the session is closed.
+        """
+        if self._ledger.release(self.id).state != "open":
+            return []
+        mechanism = self._plan.mechanism
+        assert isinstance(mechanism, InteractiveMechanism)
+        names = [self._name_question(self._parse_question(mechanism, query)) for query in queries]
+        stored = {record.query for record in self._ledger.answers(self.id)}
+        return [name for name in names if name not in stored]
+
+    def give_up(self, name: str, failure: str) -> None:
+        """Store the answer "none" under a name of `list_unanswered`, which closes the session."""
+        session = self._ledger.session(self.id)
+        self._ledger.answer(
+            self.id,
+            query=name,
+            expected_version=session.version,
+            state=session.state,
+            answer=NO_ANSWER,
+            closed=True,
+            principal=self._principal,
+            failure=failure,
+        )
+
+    def _name_question(self, parsed: Any) -> str:
+        if isinstance(parsed, Plan):
+            return digest([self.id, parsed.digest, parsed.request.revision])
+        return digest([self.id, parsed.model_dump(mode="json")])
 
     def check_question(self, query: Mapping[str, Any]) -> None:
         """Check a query of `ask` that has no candidate, before a session is charged for it; reads no row.
@@ -532,7 +563,7 @@ class Session:
             json.dumps([body, after.data], allow_nan=False)
             return Verdict(body, verdict.closed), after
 
-        none = Verdict({"verdict": "none"}, closed=True)
+        none = Verdict(NO_ANSWER, closed=True)
         verdict, after = draw_or_none(draw_verdict, (none, state), failures)
         fault_points.pass_point("draw.after")
         return verdict, State({**after.data, **ours})

@@ -6,7 +6,12 @@ from functools import partial
 
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.fail_closed import draw_before_rows
-from dpflow.engine.releases.execute import check_scope, data_names, require_certified
+from dpflow.engine.releases.execute import (
+    check_scope,
+    data_names,
+    describe_request,
+    require_certified,
+)
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.source_check import check_source
@@ -24,7 +29,7 @@ def charge_session(
         its id, and the principal who asks.
 
     Raises:
-        BudgetExceeded, PlanRefused, SessionClosed, TableError: as `Session.open`.
+        BudgetExceeded, PlanRefused, DatasetLocked, TableError: as `Session.open`.
     """
     mechanism = plan.mechanism
     if not isinstance(mechanism, InteractiveMechanism):
@@ -51,7 +56,7 @@ def charge_session(
         # The first noise is drawn before any row is read, so it cannot depend on one.
         state=draw_before_rows(partial(mechanism.open, plan.params, plan.table)).data,
         exclusive=mechanism.locks_dataset,
-        request=plan.ledger_entry(),
+        request=describe_request(plan, run_identity),
         data=names,
         partition=_describe_partition(plan, mechanism.count_groups(plan.params)),
         protects=plan.table.protection_text,

@@ -409,7 +409,7 @@ class Recheck:
         self.slots.add(slot)
 
     def _apply_retry(self, entry: Any, body: dict[str, Any]) -> None:
-        release = self._release_of(entry, "reserved")
+        release = self._release_of(entry, "reserved", "open")
         _require(body["attempt"] == release.attempts + 1, "counts its attempts wrongly")
         release.attempts += 1
 

@@ -17,7 +17,7 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from dpflow.errors import LedgerCorrupt, PlanRefused, SessionClosed
+from dpflow.errors import DatasetLocked, LedgerCorrupt, PlanRefused
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 
@@ -70,7 +70,7 @@ def require_access(
 
     Raises:
         PlanRefused: its first session partitioned it into other groups, which stay.
-        SessionClosed: an open gate closes it.
+        DatasetLocked: an open session locks it.
     """
     claims = _read_claims(state, scope, named)
     for row in (claims[name] for name in claim_names(scope, named) if partition and name in claims):
@@ -90,10 +90,12 @@ def require_access(
                 f"the gate on {_describe_name(row.name)} is gone; run dpflow ledger verify, and bring the newest copy back"
             )
         if gate.state == "open":
-            raise SessionClosed(
+            locked = DatasetLocked(
                 f"a gate session is open on scope {gate.scope!r}, and while it is no other release reads its data "
                 f"({_describe_name(row.name)}); ask that one, wait until it is used up, or use another partition"
             )
+            locked.session_id = gate.id
+            raise locked
     return claims
 
 

@@ -194,7 +194,7 @@ class Reservation:
 
 @dataclass(frozen=True)
 class ReleaseRecord:
-    """A release or session as the ledger holds it; public fields only."""
+    """A release or session as the ledger holds it; public fields only. ``answers``: how many a session gave."""
 
     release_id: str
     scope: str
@@ -206,6 +206,7 @@ class ReleaseRecord:
     event: Mapping[str, Any]
     result: Mapping[str, Any] | None = field(repr=False)
     snapshot: str | None = None
+    answers: int = 0
 
     @property
     def settled(self) -> bool:

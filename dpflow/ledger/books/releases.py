@@ -19,6 +19,7 @@ from dpflow.ledger.books.records import (
     Reservation,
     SettledRequest,
     Slot,
+    State,
     check_key_length,
     checked_name,
     checked_principal,
@@ -331,10 +332,22 @@ def take_over(writer: chain.Writer, row: Any, ask: ReleaseCharge) -> Reservation
     if row.state != "reserved":
         raise RetryConflict(f"release {row.id} is a session; ask it, do not reserve it")
     # Nothing of the first try was visible, so its charge pays for this one.
-    attempt = row.attempts + 1
+    return Reservation(row.id, _count_try(writer, row, ask.principal), False, key=ask.key)
+
+
+def retry_session(writer: chain.Writer, session_id: str, principal: str) -> None:
+    """Count a try of an open session. See `Ledger.retry_session`."""
+    row = get_row(writer.state, session_id)
+    if row.state != "open":
+        raise RetryConflict(f"release {session_id} is no open session; there is nothing to try")
+    _count_try(writer, row, checked_principal(principal))
+
+
+def _count_try(writer: chain.Writer, row: Any, principal: str) -> int:
+    attempt: int = row.attempts + 1
     writer.state.update(schema.release, row, attempts=attempt)
-    writer.add_entry("retry", row.scope, row.id, ask.principal, {"attempt": attempt})
-    return Reservation(row.id, attempt, False, key=ask.key)
+    writer.add_entry("retry", row.scope, row.id, principal, {"attempt": attempt})
+    return attempt
 
 
 def settled_result(cipher: Cipher, transaction: Transaction, row: Any) -> str:
@@ -454,6 +467,7 @@ def make_record(row: Any, result: str | None) -> ReleaseRecord:
             blocks=tuple(stored_json(row.blocks)),
             state=row.state,
             attempts=row.attempts,
+            answers=row.version,
             principal=row.principal,
             request=stored_json(row.request),
             event=stored_json(row.event),
@@ -489,9 +503,9 @@ def list_releases(cipher: Cipher, state: LedgerState, scope: str | None) -> list
     return [_open_record(cipher, state, row) for row in rows]
 
 
-def list_reserved(cipher: Cipher, state: LedgerState) -> list[ReleaseRecord]:
-    """Releases that were charged and have no result yet, in the order they were charged."""
-    rows = state.transaction.rows(_OF_STATE, state="reserved")
+def list_in_state(cipher: Cipher, state: LedgerState, name: State) -> list[ReleaseRecord]:
+    """Releases and sessions in a state, in the order they were charged."""
+    rows = state.transaction.rows(_OF_STATE, state=name)
     return [_open_record(cipher, state, row) for row in rows]
 
 

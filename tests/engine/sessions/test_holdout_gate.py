@@ -29,9 +29,9 @@ from dpflow.engine.sessions.holdout_gate import (
     require_metrics,
 )
 from dpflow.errors import (
+    DatasetLocked,
     InvalidInput,
     PlanRefused,
-    SessionClosed,
 )
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.reusable_holdout import ReusableHoldout
@@ -93,7 +93,7 @@ def test_one_gate_and_one_partition(tiny: Tiny, ledger: Ledger) -> None:
     same rows, not even later.
     """
     session = open_gate(tiny, ledger)
-    with pytest.raises(SessionClosed, match="gate session is open on scope 'gate'"):
+    with pytest.raises(DatasetLocked, match="gate session is open on scope 'gate'"):
         open_gate(tiny, ledger, scope="gate/a")
     with pytest.raises(
         PlanRefused,
@@ -135,7 +135,7 @@ def test_a_second_declaration_is_no_second_data_set(
     )
     count = plan("count", tiny.folder / "alias.yml", name="n", scope="more", epsilon="1")
     session = open_gate(tiny, ledger)
-    with pytest.raises(SessionClosed, match="this relation, by where it is stored"):
+    with pytest.raises(DatasetLocked, match="this relation, by where it is stored"):
         release(count, ledger)
     assert ledger.remaining("more").rows()[0]["epsilon_spent"] == "0"
     for number in range(2):
@@ -180,7 +180,7 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
     assert ledger.is_fresh(
         session.id, "gate", data_names(planned, ledger, PrivateTable(planned.table))
     )
-    with pytest.raises(SessionClosed, match="this relation, by where it is stored"):
+    with pytest.raises(DatasetLocked, match="this relation, by where it is stored"):
         release(peek, ledger)
     assert release(fair, ledger).replayed
     assert release(replace_name(fair, "again"), ledger).result.rows[0].value > 3900

@@ -17,6 +17,7 @@ from dpflow.core.accounting.events import ZCDP
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import (
     BudgetExceeded,
+    DatasetLocked,
     InvalidInput,
     PlanRefused,
     PluginError,
@@ -249,7 +250,7 @@ def test_the_gate_tells_honest_claims_from_wrong_ones(tiny: Tiny, gate: Session)
 def test_an_open_gate_closes_its_scope(tiny: Tiny, gate: Session) -> None:
     """While it is open nothing else may be released from its scope."""
     count = plan("count", tiny.folder / "visits.yml", name="count", scope="gate", epsilon="1/1000")
-    with pytest.raises(SessionClosed):
+    with pytest.raises(DatasetLocked):
         release(count, Ledger(tiny.ledger))
 
 

@@ -11,7 +11,12 @@ import pytest
 import sqlalchemy as sa
 from audit_program import export_text, run_audit
 
-from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, SessionClosed
+from dpflow.errors import (
+    DatasetLocked,
+    InvalidInput,
+    LedgerCorrupt,
+    LedgerUnavailable,
+)
 from dpflow.ledger import Ledger
 from dpflow.ledger.audit import migrations
 from dpflow.ledger.storage import schema
@@ -93,7 +98,7 @@ def test_a_ledger_comes_to_the_next_version(
     assert ledger.ask(held.session_id, "q1").answer == {"label": 3}
     more = {"expected_version": 1, "state": {"left": 0}, "answer": {"label": 4}}
     ledger.answer(held.session_id, query="q2", **more)
-    with pytest.raises(SessionClosed, match="a gate session is open"):
+    with pytest.raises(DatasetLocked, match="a gate session is open"):
         ask.reserve(ledger, "new", data=("table cars",))
     assert {scope.scope: scope.approvals for scope in ledger.scopes()}["both"] == 2
     text = export_text(ledger)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dpflow.errors import PlanRefused, SessionClosed
+from dpflow.errors import DatasetLocked, PlanRefused
 from dpflow.ledger import Ledger
 
 ROUNDS = 12
@@ -62,9 +62,9 @@ def test_a_gate_closes_its_data_in_every_scope(ledger, ask):
         ("b", ["table t"]),
         ("b", ["table u", "table v", "place p"]),
     ):
-        with pytest.raises(SessionClosed, match="open on scope 'a/x'"):
+        with pytest.raises(DatasetLocked, match="open on scope 'a/x'"):
             ask.reserve(ledger, scope=scope, data=data)
-        with pytest.raises(SessionClosed, match="open on scope 'a/x'"):
+        with pytest.raises(DatasetLocked, match="open on scope 'a/x'"):
             gate(ledger, ask, scope, "other", data=data)
     assert gate(ledger, ask, "a/x").session_id == held.session_id
     ask.reserve(ledger, scope="b", data=["table u", "place q"])
@@ -111,7 +111,7 @@ def test_two_processes_open_one_gate(ledger, ask, place):
             try:
                 known = [gate(mine, ask, scope, f"g{number}", data=[f"table t{number}"]).session_id]
                 os.write(write, b"y")
-            except SessionClosed:
+            except DatasetLocked:
                 known = []
                 os.write(write, b"n")
             os.read(start, 1)
@@ -153,7 +153,7 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
     else:
         with pytest.raises(PlanRefused, match="partitioned into 400 groups"):
             gate(ledger, ask, "b", partition="300 groups")
-        with pytest.raises(SessionClosed, match="open on scope 'a'"):
+        with pytest.raises(DatasetLocked, match="open on scope 'a'"):
             gate(ledger, ask, "b", partition="400 groups")
         used_up(ledger, gate(ledger, ask, "a", partition="400 groups").session_id)
         assert ask.spent(ledger, "a") == {"": "0.01"} and ask.spent(ledger, "b") == {"": "0"}

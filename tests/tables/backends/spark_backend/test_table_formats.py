@@ -21,7 +21,13 @@ from dpflow import Session, plan, release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.engine.sessions.holdout_gate import judge
-from dpflow.errors import DpflowError, PlanRefused, SessionClosed, TableBusy, TableUnreadable
+from dpflow.errors import (
+    DatasetLocked,
+    DpflowError,
+    PlanRefused,
+    TableBusy,
+    TableUnreadable,
+)
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -213,7 +219,7 @@ def test_a_catalogue_and_its_folder_are_one_data_set(
     session = Session.open(made, ledger, Registry.load())
     assert not session._seen
     counted = plan("count", seen, name=other, scope="count", epsilon="1")
-    with pytest.raises(SessionClosed, match="gate session is open"):
+    with pytest.raises(DatasetLocked, match="gate session is open"):
         release(counted, ledger)
     question = {"name": "m", "estimator": "column_mean", "features": ["v"], "claim": "9"}
     while session.remaining()["state"] == "open":

@@ -1,0 +1,125 @@
+"""A session that locks its rows, of which a process dies between two answers: others ask on, and hear the truth till then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from service_world import RELEASE, ServiceWorld, settle
+from starlette.testclient import TestClient
+
+from dpflow import fault_points
+
+SESSION: dict[str, Any] = {
+    "name": "means",
+    "mechanism": "mean_queries",
+    "table": "visits",
+    "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
+}
+AGES, COSTS = {"column": "age"}, {"column": "cost"}
+BOTH = {"session": SESSION, "queries": [AGES, COSTS]}
+
+
+@contextmanager
+def stuck(client: TestClient, point: str, times: int) -> Iterator[None]:
+    """A process that asks both questions and never comes further than a point, as if it were dead, while this goes on.
+
+    Args:
+        times: how often it passes the point before.
+    """
+    is_there, go_on, passed = threading.Event(), threading.Event(), []
+
+    def wait(name: str) -> None:
+        if name == point and not is_there.is_set():
+            passed.append(name)
+            if len(passed) > times:
+                is_there.set()
+                assert go_on.wait(100)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_points, "pass_point", wait)
+        assert client.post("/v1/sessions", json=BOTH).status_code == 202
+        assert is_there.wait(60)
+        try:
+            yield
+        finally:
+            go_on.set()
+
+
+def kinds(world: ServiceWorld) -> list[str]:
+    return [entry.kind for entry in world.ledger.history("visits/ann")]
+
+
+def test_another_process_goes_on_and_others_are_told_to_wait(tmp_path: Path) -> None:
+    """Whoever asks meanwhile is told that a retry helps, and it does once a lease has lapsed. One charge, each answer
+    once, and the client of the session gets all of them.
+    """
+    world = ServiceWorld(tmp_path, lease_seconds=1)
+    with world.test_client("ann") as first, world.test_client("bob") as second:
+        with stuck(first, "session.after-commit", times=1):
+            (session,) = world.ledger.open_sessions()
+            (answer,) = world.ledger.answers(session.release_id)
+            refused = settle(second, "release", RELEASE)
+            assert refused.status_code == 503 and refused.json()["error"] == "try_again"
+            assert refused.json()["retryable"] and "being answered" in refused.json()["message"]
+            deadline = time.monotonic() + 60
+            while settle(second, "release", RELEASE).status_code == 503:
+                assert time.monotonic() < deadline
+            assert not world.ledger.open_sessions()
+        theirs = settle(first, "sessions", BOTH)
+    assert theirs.status_code == 200 and theirs.json()["answers"][0] == answer.answer
+    assert [one.answer for one in world.ledger.answers(session.release_id)] == theirs.json()[
+        "answers"
+    ]
+    assert kinds(world).count("session") == 1 and kinds(world).count("answer") == 2
+    assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "0.5"
+    assert world.ledger.remaining("visits/bob").rows()[0]["epsilon_spent"] == "0.5"
+    assert world.ledger.verify().ok
+
+
+def test_a_process_that_starts_goes_on_before_it_takes_requests(tmp_path: Path) -> None:
+    """Whoever asks first after a restart waits behind the session, and is not refused."""
+    world = ServiceWorld(tmp_path)
+    with world.test_client("ann") as first, stuck(first, "session.after-commit", times=0):
+        with world.test_client("bob") as second:
+            assert settle(second, "release", RELEASE).status_code == 200
+    assert kinds(world).count("answer") == 2 and kinds(world).count("retry") == 1
+    assert world.ledger.verify().ok
+
+
+def test_a_session_that_waits_for_questions_locks_its_rows(tmp_path: Path) -> None:
+    """No retry helps, and the refusal says so. It does not name the other principal, who may go on."""
+    world = ServiceWorld(tmp_path)
+    with world.test_client("ann") as ann, world.test_client("bob") as bob:
+        assert settle(ann, "sessions", BOTH | {"queries": [AGES]}).status_code == 200
+        refused = settle(bob, "release", RELEASE)
+        assert (refused.status_code, refused.json()["error"]) == (409, "data_locked")
+        assert refused.json()["type"] == "DatasetLocked" and not refused.json()["retryable"]
+        assert "ann" not in refused.text
+        with world.test_client("bob") as restarted:
+            assert settle(restarted, "release", RELEASE).status_code == 409
+        assert settle(ann, "sessions", BOTH).status_code == 200
+        assert settle(bob, "release", RELEASE).status_code == 200
+    assert "retry" not in kinds(world)
+
+
+def test_a_question_that_kills_every_process_ends(tmp_path: Path) -> None:
+    """After `max_attempts` tries it has no answer, the session is closed, and others read its rows."""
+    world = ServiceWorld(tmp_path, max_attempts=2, lease_seconds=1)
+    with world.test_client("ann") as first, stuck(first, "draw.after", times=0):
+        (session,) = world.ledger.open_sessions()
+        # As the second process did, before it died of it, too.
+        world.ledger.retry_session(session.release_id, "ann")
+        with world.test_client("ann") as second, world.test_client("bob") as third:
+            # Nobody tries it again, and who asks hears how it ended.
+            assert settle(third, "release", RELEASE).status_code == 503
+            answered = settle(second, "sessions", BOTH)
+            assert answered.json()["answers"] == [{"verdict": "none"}, {"verdict": "exhausted"}]
+            assert settle(third, "release", RELEASE).status_code == 200
+    assert kinds(world).count("answer") == 1 and world.ledger.verify().ok
+    assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "0.5"
