@@ -70,6 +70,7 @@ def command(
         import uvicorn
 
         from dpflow.server.app import STOP_SECONDS, create_app
+        from dpflow.server.connections import BoundedConnection
         from dpflow.server.predictions import open_in_background, open_sessions
         from dpflow.server.principals import Principals
     from dpflow.registry import Registry
@@ -96,6 +97,7 @@ def command(
             # It would say paths as strangers wrote them.
             access_log=False,
             server_header=False,
+            http=BoundedConnection,
             # Else a client that never ends its request keeps the process.
             timeout_graceful_shutdown=STOP_SECONDS,
             **tls,

@@ -22,6 +22,7 @@ from dpflow.errors import (
     InvalidInput,
     LedgerCorrupt,
     QueryFailed,
+    QueryStopped,
     RetryConflict,
     RuleBroken,
     ServiceUnavailable,
@@ -199,9 +200,10 @@ def make_refusal(error: BaseException) -> Refused:
     is_ours = isinstance(error, DpflowError)
     log.error("a request failed (%s)", error if is_ours else type(error).__name__)
     if isinstance(error, DpflowError) and error.retryable and known:
-        return refuse_for_now(
-            "the ledger or the table cannot be used now; repeat the request", cause=type(error)
-        )
+        away = "the ledger or the table cannot be used now; repeat the request"
+        # Its text says what is public: the limits of a query over released rows.
+        message = str(error) if isinstance(error, QueryStopped) else away
+        return refuse_for_now(message, cause=type(error))
     for kind, fault in _OWNERS_FAULTS:
         if isinstance(error, kind):
             message = f"{fault} until its owner repairs it; nothing is charged twice"

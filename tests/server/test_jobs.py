@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from dpflow.errors import LedgerUnavailable, TableUnreadable
+from dpflow.errors import LedgerUnavailable, QueryStopped, TableUnreadable
 from dpflow.server.jobs import MAX_ENDED, Job, Jobs
-from dpflow.server.refusals import Refused
+from dpflow.server.refusals import Refused, make_refusal
 
 
 def job(name: str, principal: str = "ann", source: str = "s", work: Any = dict) -> Job:
@@ -96,6 +96,15 @@ def test_an_error_loses_its_text_and_the_thread_lives_on() -> None:
         assert "4711" not in str(refused.value.make_response().body)
     assert jobs.submit(job("y")).done.result(30) == {}
     jobs.close()
+
+
+def test_a_query_that_was_stopped_says_what_to_change() -> None:
+    """No ledger and no table is away, and the same query would be stopped again."""
+    refused = make_refusal(
+        QueryStopped("it took longer than 20 s; a query that computes less is free")
+    )
+    assert (refused.status, refused.error) == (503, "try_again")
+    assert "computes less" in refused.message and "cannot be used" not in refused.message
 
 
 def test_a_service_that_stops_lets_go_of_what_waits() -> None:

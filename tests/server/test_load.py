@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -106,3 +107,46 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
     assert not list(world.ledger.reserved_releases()) and world.ledger.verify().ok
     assert grown < 300 * 2**20
     print(f"{dict(answers)}; {len(settled)} settled; {grown / 2**20:.0f} MB more")
+
+
+#: Of a process with few file descriptors, which gives a client a second for the head of a request.
+FEW = """
+import resource
+resource.setrlimit(resource.RLIMIT_NOFILE, (128, 128))
+import dpflow.server.connections
+dpflow.server.connections.HEAD_SECONDS = 1
+"""
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Whether the other side ended it, within ten seconds."""
+    connection.settimeout(10)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionError:
+        return True
+
+
+def test_strangers_who_send_nothing_keep_nobody_out(tmp_path: Path) -> None:
+    """More idle connections than the process has file descriptors: the oldest make room, and the rest is closed soon. So is
+    one whose head has no end, and one that drips behind an answer.
+    """
+    server = Server(ServiceWorld(tmp_path).file, prelude=FEW)
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+    with server.client("ann") as client:
+        assert client.get("/v1/tables").status_code == 200
+    assert all(is_closed(connection) for connection in idle)
+    with socket.create_connection(("127.0.0.1", server.port)) as endless:
+        with contextlib.suppress(ConnectionError):
+            endless.sendall(b"GET / HTTP/1.1\r\nX: " + b"a" * 2**18)
+        assert is_closed(endless)
+    with socket.create_connection(("127.0.0.1", server.port)) as dripping:
+        dripping.sendall(b"POST /v1/sql HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n{")
+        assert b"401" in dripping.recv(100)
+        deadline = time.monotonic() + 10
+        with contextlib.suppress(ConnectionError):
+            while time.monotonic() < deadline:
+                dripping.sendall(b" ")
+                time.sleep(0.2)
+        assert time.monotonic() < deadline
+    server.stop()
