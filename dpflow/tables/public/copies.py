@@ -26,6 +26,8 @@ _SERVER = re.compile(r"postgres(?:ql)?(?:\+psycopg)?://", re.IGNORECASE)
 _TYPES = {"DOUBLE": "double precision", "VARCHAR": "text"}
 #: When a row's interval begins, beside the columns of a result.
 MOMENT = "interval_start"
+#: For a server, and for a table that somebody has locked.
+WAIT_SECONDS = 10
 
 
 def is_server(place: str) -> bool:
@@ -145,7 +147,11 @@ def add_rows(
     ]
 
     def add() -> int:
-        with psycopg.connect(_SERVER.sub("postgresql://", url, count=1)) as connection:
+        named = psycopg.conninfo.conninfo_to_dict(_SERVER.sub("postgresql://", url, count=1))
+        place: dict[str, Any] = {"connect_timeout": WAIT_SECONDS, **named}
+        with psycopg.connect(**place) as connection:
+            # A server that hangs, or a table that somebody locked, keeps no other copy waiting.
+            connection.execute(f"SET LOCAL lock_timeout = '{WAIT_SECONDS}s'")
             # Of two that copy at once, the second finds what the first has added.
             connection.execute("SELECT pg_advisory_xact_lock(hashtext('dpflow ' || %s))", [table])
             if connection.execute("SELECT to_regclass(%s)", [f'"{table}"']).fetchone() == (None,):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -21,7 +22,7 @@ from dpflow.engine.releases.copies import check_place, copy_settled
 from dpflow.errors import InvalidInput, NotPublished, PlanRefused
 from dpflow.ledger import ReleaseRecord
 from dpflow.server import app as server_app
-from dpflow.server.data_service import load_tables
+from dpflow.server.served_tables import load_tables
 from dpflow.server.service import load_service
 from dpflow.tables.access.file_list import FileList, ListedFile
 from dpflow.tables.public import copies
@@ -104,6 +105,19 @@ def test_a_table_of_a_server_gets_what_it_lacks(
     assert [row[:2] for row in rows] == read_parquet(str(tmp_path / "daily.parquet"))
 
 
+def test_a_table_that_is_locked_is_copied_the_next_time(
+    world: ServiceWorld, settled: list[ReleaseRecord], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever keeps it for itself, such as to rebuild it, keeps no copy of another place waiting."""
+    copy_settled(world.ledger, settled[:1], url, "daily")
+    monkeypatch.setattr(copies, "WAIT_SECONDS", 2)
+    with psycopg.connect(url) as other:
+        other.execute("LOCK TABLE daily IN ACCESS EXCLUSIVE MODE")
+        with pytest.raises(NotPublished, match="LockNotAvailable"):
+            copy_settled(world.ledger, settled, url, "daily")
+    assert copy_settled(world.ledger, settled, url, "daily") == len(settled) - 1
+
+
 def test_what_fails_changes_nothing(
     world: ServiceWorld,
     settled: list[ReleaseRecord],
@@ -162,15 +176,18 @@ def test_other_places_are_refused(place: str) -> None:
 
 
 def test_a_service_copies_what_it_publishes(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
-    """Each time something was settled, and to the other places while one cannot be written."""
+    """Each time something was settled, and to the other places while one cannot be written, or never answers."""
     monkeypatch.setattr(server_app, "COPY_SECONDS", 0.05)
-    away = "postgresql://me@127.0.0.1:9/nowhere?connect_timeout=1"
+    monkeypatch.setattr(copies, "WAIT_SECONDS", 2)
+    hung = socket.create_server(("127.0.0.1", 0))
+    request.addfinalizer(hung.close)
+    places = [f"postgresql://me@127.0.0.1:{port}/x" for port in (9, hung.getsockname()[1])]
     terms = {
         "release": "daily",
         "scope": "visits/ann",
-        "copies": [away, "copies/daily.parquet", "out.duckdb", url],
+        "copies": [*places, "copies/daily.parquet", "out.duckdb", url],
     }
     world = ServiceWorld(
         tmp_path,

@@ -22,9 +22,9 @@ from cryptography import x509
 from dpflow import Ledger
 from dpflow.core.contract.declaration import Table
 from dpflow.registry import Registry
-from dpflow.server.data_service import load_tables
 from dpflow.server.gates import load_gates
 from dpflow.server.principals import Principals
+from dpflow.server.served_tables import load_tables
 from dpflow.server.service import load_service
 
 AIRFLOW = ("init", *SERVICES)
