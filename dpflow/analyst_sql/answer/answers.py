@@ -18,7 +18,11 @@ from dpflow.analyst_sql.answer.sql_answer import (
     number_name,
     write_text,
 )
-from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_noise
+from dpflow.analyst_sql.noise.noise_intervals import (
+    ColumnIntervals,
+    find_noise,
+    find_total_intervals,
+)
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
@@ -30,7 +34,6 @@ from dpflow.analyst_sql.releases.cells import Cells, Number
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
 from dpflow.core.contract.results import NO_VALUE, UNLIMITED, ValueRange
-from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.errors import QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult
 
@@ -41,7 +44,6 @@ def compute_answer(
     origins: Sequence[Origin],
     notes: Sequence[str],
     keys: KeyReader,
-    totals: Mapping[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal] | None = None,
 ) -> SqlAnswer:
     """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
@@ -50,7 +52,7 @@ def compute_answer(
     HAVING or LIMIT do, it is taken so that those of all that might have been chosen hold: the largest of
     many numbers is the one whose noise is likely to be large.
 
-    A column that is one released number, whatever its noise, has the total interval of that number.
+    Total intervals follow from those of released numbers in the same way.
 
     All of it is computed from numbers as they were drawn; only the answer's own are clipped to their
     public ranges.
@@ -69,6 +71,7 @@ def compute_answer(
             (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
         )
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
+    of_totals = find_total_intervals(query, tables, result.rows)
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
     for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
@@ -88,10 +91,10 @@ def compute_answer(
             limits = [UNLIMITED] * len(values)
         cells_of = [_clip_value(*cell, one.noisy) for cell in zip(values, spans, limits)]
         statistic = query.find_number(position, len(result.columns))
-        if one.together == 1 and statistic in (totals or {}):
-            assert totals is not None and statistic is not None
-            ends = totals[statistic]
-            cells_of = [_add_total(cell, ends, range) for cell, range in zip(cells_of, limits)]
+        if of_totals is not None and of_totals[position].confidence == 95:
+            cells_of = [
+                _add_total(*cell) for cell in zip(cells_of, of_totals[position].spans, limits)
+            ]
         quantile = _find_bounded(statistic, cells)
         if quantile is not None:
             if kind == "BIGINT":
@@ -117,6 +120,16 @@ def compute_answer(
         for column in columns
         if column.clipped
     ]
+    sums = [
+        column.name
+        for n, column in enumerate(columns)
+        if column.total == "stated" and query.find_number(n, len(columns)) is None
+    ]
+    if sums:
+        marked.append(
+            f"total intervals of {', '.join(sums)} follow from those of released numbers; rows without declared keys are in no "
+            f"sum of groups"
+        )
     sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
     remarks = {
         number.remark for n, j in sources if n < len(tables) for number in tables[n].numbers[j]
@@ -153,13 +166,10 @@ def _clip_value(
     return Released(number.value, low, high, noisy, number.clipped, value, span)
 
 
-def _add_total(cell: Released, ends: TermTotal | MeanTotal, limits: ValueRange) -> Released:
-    """A value with the total interval of the released number that it is."""
-    value, span = cell.raw_value, cell.raw_span
-    if span is None or isinstance(value, bool) or not isinstance(value, int | float):
+def _add_total(cell: Released, span: tuple[float, float] | None, limits: ValueRange) -> Released:
+    if span is None or not isinstance(cell.value, int | float):
         return cell
-    low, high = ends.find_span(value, (span[1] - span[0]) / 2)
-    return replace(cell, total=(limits.clip(float(low)), limits.clip(float(high))))
+    return replace(cell, total=(limits.clip(span[0]), limits.clip(span[1])))
 
 
 def _find_bounded(

@@ -16,7 +16,7 @@ from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan
 from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
-from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, SqlAggregate, write_sql
+from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
 from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.releases.grouping_levels import (
@@ -52,8 +52,7 @@ from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteGaussian
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.question_text import shorten_question
-from dpflow.core.contract.results import NONE, Result
-from dpflow.core.contract.totals import MeanTotal, TermTotal
+from dpflow.core.contract.results import NONE
 from dpflow.engine.planning.precheck import find_source_fault
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import release_all
@@ -379,7 +378,6 @@ def answer_sql(
     origins: list[Origin] = []
     notes = list(plan.unpaid)
     of_totals: set[str] = set()
-    totals: dict[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal] = {}
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
         if stored is not None:
@@ -408,8 +406,6 @@ def answer_sql(
             notes.append(result.totals.statement)
             if answering.chosen_groups:
                 of_totals.add(result.totals.statement)
-        if stored is None or stored.groups == query.groups:
-            totals |= _totals_of(part.part, result)
         if part.part.private:
             notes.append(CHOSEN_KEYS)
         if result == NONE:
@@ -428,26 +424,13 @@ def answer_sql(
         )
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
-    answer = compute_answer(plan.query, cells_of, origins, notes, plan.keys, totals)
+    answer = compute_answer(plan.query, cells_of, origins, notes, plan.keys)
     if not any(column.total == "stated" for column in answer.columns):
         # Of numbers that are computed of others no total interval is known.
         answer = replace(
             answer, notes=tuple(note for note in answer.notes if note not in of_totals)
         )
     return answer
-
-
-def _totals_of(
-    part: QueryPart, result: Result
-) -> dict[tuple[SelectQuery, SqlAggregate], TermTotal | MeanTotal]:
-    """What the total intervals of a part's numbers follow from, where its release knows some."""
-    known = {} if result.totals is None else result.totals.ends
-    return {
-        (query, aggregate): known[label]
-        for query in part.queries
-        for aggregate, label in part.measures.items()
-        if label in known
-    }
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
@@ -463,7 +446,7 @@ def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
 
 
 def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:
-    cells = read_cells(part, plan, receipt.result.rows, query.groups)
+    cells = read_cells(part, plan, receipt.result, query.groups)
     # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
     return keep_cells(cells, query, query.groups)
 

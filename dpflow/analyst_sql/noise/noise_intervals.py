@@ -28,7 +28,9 @@ from dpflow.analyst_sql.noise.released_tables import (
     ReleasedTable,
     find_limits,
     find_span,
+    find_total_span,
     make_tables,
+    write_shortfall,
     write_sum_width,
 )
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
@@ -120,6 +122,24 @@ def find_intervals(
         return None
 
 
+def find_total_intervals(
+    query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
+) -> list[ColumnIntervals] | None:
+    """The intervals of noise and truncation of each column; None where no rule covers the query, or no number has
+    one. Those of a column without published numbers hold as its confidence says.
+    """
+    numbers = [one for table in tables for column in table.numbers for one in column]
+    if not any(one.total for one in numbers):
+        return None
+    is_limited = any(one.premises for one in numbers)
+    runs = _Runs(query, tables, rows, is_limited=is_limited)
+    try:
+        found = runs.read_at_once(with_ranges=False)
+        return runs.read_levels() if found is None else found[0]
+    except (RuleMissing, QueryRejected, QueryStopped):
+        return None
+
+
 def find_ranges(
     query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
 ) -> list[list[ValueRange]]:
@@ -179,7 +199,9 @@ def _read_range(row: Sequence[Any], position: int, start: int) -> ValueRange:
 
 
 class _Runs:
-    """Runs of a query with columns for intervals, by how many numbers hold together."""
+    """Runs of a query with columns for intervals, by how many numbers hold together; for total intervals where it
+    is said whether released limits take half of the failures.
+    """
 
     def __init__(
         self,
@@ -188,7 +210,9 @@ class _Runs:
         rows: Sequence[Sequence[Any]] | None,
         keep_noisy: bool = False,
         seconds: float | None = None,
+        is_limited: bool | None = None,
     ) -> None:
+        self._is_limited = is_limited
         self._query, self._tables, self._rows = query, tables, rows
         self._keep_noisy, self._seconds = keep_noisy, seconds
         self._has_sums = False
@@ -202,7 +226,14 @@ class _Runs:
         def write_width(source: Source, count: Any) -> Any:
             self._has_sums = True
             release, number = source
-            return write_sum_width(tables[release].numbers[number][0], together, count)
+            first = tables[release].numbers[number][0]
+            width = write_sum_width(first, together * (1 + bool(self._is_limited)), count)
+            if self._is_limited is None:
+                return width, width.copy()
+            below, above = write_shortfall(first, count)
+            return exp.Add(this=width, expression=below), exp.Add(
+                this=width.copy(), expression=above
+            )
 
         return ReleasedNoise(
             [table.describe() for table in tables],
@@ -210,7 +241,14 @@ class _Runs:
             self._query.public,
             write_width,
             self._keep_noisy,
+            is_total=self._is_limited is not None,
         )
+
+    def _find_ends(self, together: int) -> FindEnds:
+        """What finds the ends of numbers of which as many hold together."""
+        if self._is_limited is None:
+            return partial(find_span, together=together)
+        return partial(find_total_span, together=together, is_limited=self._is_limited)
 
     def _apply_rules(self) -> None:
         if self._tree is None:
@@ -242,7 +280,7 @@ class _Runs:
             if column.confidence is not None:
                 places[position] = len(kept)
                 kept += _take_ends(items, starts[position], str(column.taken), wanted)
-                levels[str(column.taken)] = partial(find_span, together=column.taken)
+                levels[str(column.taken)] = self._find_ends(column.taken)
         if with_ranges:
             range_tree, range_shape = _write_ranges(self._query, self._tables)
             for position, start in enumerate(_list_starts(range_shape)):
@@ -275,7 +313,7 @@ class _Runs:
                 if self._has_sums and together > 1:
                     released = self._make_released(together)
                     text = write_sql(NoiseRules(released).apply(self._query.tree)[0])
-                known[together] = self._run(text, {"": partial(find_span, together=together)})
+                known[together] = self._run(text, {"": self._find_ends(together)})
             return known[together]
 
         columns = []
@@ -312,6 +350,8 @@ class _Runs:
         if not noise.noisy:
             return ColumnIntervals(False, chosen=chosen)
         if not noise.ruled:
+            return ColumnIntervals(True, noise.sources, chosen=chosen)
+        if choosers and not self._released.rests_on_one(noise.sources | choosers):
             return ColumnIntervals(True, noise.sources, chosen=chosen)
         if choosers and self._released.reads_published(noise.sources | choosers):
             # A published number may be a released one: what its noise chose may be any row.

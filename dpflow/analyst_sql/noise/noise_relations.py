@@ -54,6 +54,7 @@ class ReleasedColumns:
         hidden: for each number whether noise made it NULL in some row.
         filled: the numbers beside which stands whether their intervals exclude 0.
         present: the numbers of units, beside which that stands as a number with an interval of its own.
+        premises: for each number the releases whose limits on what is cut its total interval rests on.
     """
 
     keys: int
@@ -64,6 +65,7 @@ class ReleasedColumns:
     hidden: Sequence[bool]
     filled: Sequence[int]
     present: Sequence[int]
+    premises: Sequence[frozenset[str]]
 
 
 @dataclass(frozen=True)
@@ -132,10 +134,12 @@ class ReleasedNoise:
         releases: the released tables, by position.
         aggregate_names: DuckDB's aggregates, in lower case.
         public: the public tables beside them.
-        sum_width: writes the half-width of a sum of cells of a number's release, by how many there are.
+        sum_width: writes how far below and above it a sum of cells of a number's release may be, by how many
+            there are.
         keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
         mean_limits: public ranges of means, by the sum that they are quotients of; then the columns beside
             numbers are the ends of public ranges.
+        is_total: intervals are of noise and truncation.
     """
 
     def __init__(
@@ -143,13 +147,14 @@ class ReleasedNoise:
         releases: Sequence[ReleasedColumns],
         aggregate_names: frozenset[str],
         public: Sequence[RowTable] = (),
-        sum_width: Callable[[Source, Any], Any] | None = None,
+        sum_width: Callable[[Source, Any], tuple[Any, Any]] | None = None,
         keep_noisy: bool = False,
         mean_limits: Mapping[Source, ValueRange] | None = None,
+        is_total: bool = False,
     ) -> None:
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
-        self._public = list(public)
+        self._public, self._is_total = list(public), is_total
         self._steps = 0
         #: All released columns: what may have decided where nothing is noise. Behind the releases are public tables.
         self.everything = frozenset(
@@ -162,9 +167,18 @@ class ReleasedNoise:
             if held < EXACT_COLUMN
         )
 
-    def make_sum_width(self, source: Source) -> Callable[[Any], Any] | None:
-        """What writes the half-width of a sum of a column's numbers; None where their noise does not
-        add up.
+    def rests_on_one(self, sources: Iterable[Source]) -> bool:
+        """Whether the intervals of what is computed from these rest on the limits of one release at most: those of
+        several fail together too often.
+        """
+        if not self._is_total:
+            return True
+        known = [self._releases[n].premises[j] for n, j in sources if n < len(self._releases)]
+        return len(frozenset[str]().union(*known)) <= 1
+
+    def make_sum_width(self, source: Source) -> Callable[[Any], tuple[Any, Any]] | None:
+        """What writes how far below and above it a sum of a column's numbers may be; None where their noise
+        does not add up.
         """
         write_width = self._sum_width
         if write_width is None or not self._releases[source[0]].cells[source[1]]:
@@ -231,7 +245,7 @@ class ReleasedNoise:
         for n, ((name, _), held) in enumerate(zip(table.columns, table.confidences)):
             sources = frozenset({(len(self._releases) + position, n)})
             noise = EXACT if held == EXACT_COLUMN else combine([], sources)
-            if table.has_interval(n) and self._mean_limits is None:
+            if table.has_interval(n) and self._mean_limits is None and not self._is_total:
                 hidden = None in table.values[n]
                 noise = beside(name, None, sources, hidden, not hidden)
             columns.append(NoisyColumn(name, noise))

@@ -18,7 +18,6 @@ from dpflow.analyst_sql.noise.noise_expressions import (
     EXACT,
     Known,
     Source,
-    brackets,
     choose,
     combine,
     number,
@@ -207,6 +206,10 @@ class SelectRules(SelectSources):
 
     def find(self, part: Any) -> Known:
         """What is known of an expression's noise."""
+        noise = self._find_noise(part)
+        return noise if self._released.rests_on_one(noise.sources) else combine([noise])
+
+    def _find_noise(self, part: Any) -> Known:
         for group, noise in self._groups or ():
             if part == group:
                 return combine([noise]) if noise.noisy else EXACT
@@ -359,19 +362,21 @@ class SelectRules(SelectSources):
         count = exp.Coalesce(this=wrap(exp.Sum, noise.count), expressions=[number(0)])
         narrow = self._find_width(value) if isinstance(inner, exp.Sum | exp.Avg) else None
         if narrow is not None:
-            width = narrow(values.copy())
+            below, above = narrow(values.copy())
             if isinstance(inner, exp.Avg):
-                width = exp.Div(this=exp.paren(width), expression=values.copy())
+                below, above = (
+                    exp.Div(this=exp.paren(one), expression=values.copy()) for one in (below, above)
+                )
             test = exp.paren(exp.EQ(this=values, expression=bounded))
-            low = choose(test, exp.Sub(this=part.copy(), expression=exp.paren(width)))
-            high = choose(test, exp.Add(this=part.copy(), expression=brackets(width.copy())))
+            low = choose(test, exp.Sub(this=part.copy(), expression=exp.paren(below)))
+            high = choose(test, exp.Add(this=part.copy(), expression=exp.paren(above)))
             return Known(True, noise.sources, low, high, number(1))
         test = exp.paren(exp.EQ(this=values, expression=bounded))
         low, high = (choose(test, wrap(type(inner), end)) for end in (noise.low, noise.high))
         return Known(True, noise.sources, low, high, count)
 
-    def _find_width(self, value: Any) -> Callable[[Any], Any] | None:
-        """The half-width of a sum of a release's own numbers, each of which is in it once."""
+    def _find_width(self, value: Any) -> Callable[[Any], tuple[Any, Any]] | None:
+        """How far a sum of a release's own numbers may be, each of which is in it once."""
         groups, self._groups = self._groups, None
         try:
             cell = self._find_cell(value)

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import brackets, call_macro
+from dpflow.analyst_sql.noise.noise_expressions import brackets, call, call_macro
 from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ReleasedColumns
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
@@ -31,6 +31,7 @@ from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
+from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.core.toolbox.noise import FAILURE, Noise
 from dpflow.tables.public.query_process import RowTable
 
@@ -129,6 +130,10 @@ class ReleasedTable:
             ],
             list(self.filled),
             self.present,
+            [
+                frozenset[str]().union(*(one.premises for one in numbers))
+                for numbers in self.numbers
+            ],
         )
 
 
@@ -142,6 +147,27 @@ def find_span(number: Number, together: int) -> tuple[float | None, float | None
     if width is None or isinstance(value, bool) or not isinstance(value, int | float):
         return None, None
     return value - width, value + width
+
+
+def find_total_span(
+    number: Number, together: int, is_limited: bool
+) -> tuple[float | None, float | None]:
+    """The same of noise and truncation.
+
+    Args:
+        is_limited: released limits on what is cut take half of the failures.
+    """
+    total = number.total
+    if isinstance(total, MeanTotal):
+        width = number.width(1)
+        if together > 1 or width is None or number.value is None:
+            return None, None
+        return total.find_span(number.value, width)
+    low, high = find_span(number, together * (1 + is_limited))
+    if total is None or low is None or high is None:
+        return None, None
+    below, above = total.find_shortfall(number.cells)
+    return low - below, high + above
 
 
 def find_limits(number: Number) -> tuple[float | None, float | None]:
@@ -422,6 +448,22 @@ def write_sum_width(first: Number, together: int, count: Any) -> Any:
         tail = _write_tail(release.noises[moment], failure, exp.paren(cells))
         total = exp.Add(this=total, expression=exp.Mul(this=_write_float(scale), expression=tail))
     return exp.paren(total)
+
+
+def write_shortfall(first: Number, count: Any) -> tuple[Any, Any]:
+    """How far truncation leaves the truth below and above a sum of a release's numbers, as SQL; None where it is not
+    known. The arguments are those of `write_sum_width`.
+    """
+    total = first.total
+    if not isinstance(total, TermTotal):
+        return exp.Null(), exp.Null()
+    cells = exp.Mul(this=brackets(count.copy()), expression=_write_float(first.cells * total.cut))
+    cut = call(exp.Least, [cells, _write_float(total.total_cut)])
+    below, above = (
+        exp.Mul(this=cut.copy(), expression=_write_float(moved))
+        for moved in (total.below, total.above)
+    )
+    return below, above
 
 
 def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
 from dpflow.analyst_sql.releases.query_parts import QueryPart, find_grouping, split_key
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.results import UNLIMITED, Row, ValueRange, bound_labels
+from dpflow.core.contract.results import UNLIMITED, Result, Row, ValueRange, bound_labels
+from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.moments import Measure
 from dpflow.core.toolbox.noise import FAILURE
@@ -37,6 +38,7 @@ class Number:
         bounds: of a quantile, the values between which it lies, None where nothing bounds it; None of a release
             that states none.
         only_a_bound: it has no value, and a bound.
+        totals: how far numbers of its release may be from the truth.
     """
 
     value: Any
@@ -50,6 +52,19 @@ class Number:
     mean_limits: ValueRange | None = None
     bounds: tuple[Any, Any] | None = None
     only_a_bound: bool = False
+    totals: Totals | None = None
+
+    @property
+    def total(self) -> TermTotal | MeanTotal | None:
+        """How far it, or each number that is added up in it, may be from the truth."""
+        return None if self.totals is None else self.totals.ends.get(self.label)
+
+    @property
+    def premises(self) -> frozenset[str]:
+        """The released limits that this rests on: one, or none."""
+        if self.totals is None or self.total is None or not self.total.is_limited:
+            return frozenset()
+        return frozenset({self.totals.premise or f"of {id(self.totals)}"})
 
 
 Cells = dict[Key, dict[SqlAggregate, Number]]
@@ -59,8 +74,9 @@ def no_width(together: int) -> None:
     """Of numbers without an interval."""
 
 
-def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequence[Node]) -> Cells:
+def read_cells(part: QueryPart, plan: Plan, result: Result, groups: Sequence[Node]) -> Cells:
     """The rows of a release by group and aggregate."""
+    rows = result.rows
     by_label = {label: aggregate for aggregate, label in part.measures.items()}
     if part.mechanism in ("arg_max", "histogram"):
         return _read_keys(part, plan, rows)
@@ -83,6 +99,7 @@ def read_cells(part: QueryPart, plan: Plan, rows: Sequence[Row], groups: Sequenc
                 mean_limits=mean_limits.get(row.measure),
                 bounds=(values[low], values[high]) if low in values else None,
                 only_a_bound=row.only_a_bound,
+                totals=result.totals,
             )
             for aggregate, label in part.measures.items():
                 if label == row.measure:
@@ -221,7 +238,16 @@ def add_numbers(numbers: Sequence[Number]) -> Number | None:
     limits, mean_limits = parts[0].limits, parts[0].mean_limits
     ends = (None if end is None else end * cells for end in (limits.low, limits.high))
     return Number(
-        total, width, "", plan, label, cells, frozenset(parts), ValueRange(*ends), mean_limits
+        total,
+        width,
+        "",
+        plan,
+        label,
+        cells,
+        frozenset(parts),
+        ValueRange(*ends),
+        mean_limits,
+        totals=parts[0].totals,
     )
 
 

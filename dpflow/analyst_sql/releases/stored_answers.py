@@ -284,7 +284,7 @@ def find_cells(stored: Stored, query: SelectQuery) -> Cells:
     """The answer of a stored release: its groups, those that conditions drop left out, or their
     sums.
     """
-    cells = read_cells(stored.part, stored.plan, stored.result.rows, stored.groups)
+    cells = read_cells(stored.part, stored.plan, stored.result, stored.groups)
     # Those that the release had itself, too: it has a number for every declared key.
     cells = keep_cells(cells, query, stored.groups)
     return cells if stored.groups == query.groups else add_up(cells, stored.groups, query.groups)

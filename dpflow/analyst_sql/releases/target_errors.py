@@ -18,6 +18,7 @@ from dpflow.core.toolbox.moments import Measure
 from dpflow.engine.releases.choose_bounds import follow_record
 from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.total_intervals import describe_unmeasured
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger
 
@@ -32,6 +33,8 @@ def find_epsilon(target: Target, plan_at: Callable[[Fraction], PlannedParts]) ->
     """
     low, high = math.log(_LEAST), math.log(_MOST)
     best = plan_at(_three_digits(_MOST))
+    for part in best.parts:
+        _require_fixed_groups(part)
     if _worst_share(target, best.parts) > 1:
         raise Refusal(
             "target",
@@ -45,6 +48,22 @@ def find_epsilon(target: Target, plan_at: Callable[[Fraction], PlannedParts]) ->
         else:
             low = middle
     return best
+
+
+def _require_fixed_groups(part: PartPlan) -> None:
+    """Raise `Refusal` where an error within the target would say nothing of what is cut: nobody fixed in how many groups
+    a unit counts, and no profile measured it.
+    """
+    by, table = part.part.params.get("by"), part.plan.table
+    if by is None or part.plan.chosen is not None or not describe_unmeasured(part.plan):
+        return
+    groups, _ = table.limits_for(by)
+    if groups.source == "contribution_bounds.rows":
+        raise Refusal(
+            "target",
+            f"error is of noise alone, and nobody fixed in how many groups of {by} one {table.privacy_unit.column} counts; "
+            f"release contributions of {table.name}, or fix groups=N in the query or declaration",
+        )
 
 
 def _three_digits(value: float) -> Fraction:

@@ -5,6 +5,8 @@ interval [a, b], and at most C rows that were cut, whose values are in the colum
 values the cut ones are a share of C / (N + C) at most, where N is the least number that counted; so the
 truth is between a - (a - l) C / (N + C) and b + (h - b) C / (N + C). The noisy number of values is not
 released with a mean, and need not be: value and half-width determine it.
+
+A sum of numbers of one release lacks what each of them lacks, and no more than all of them lack together.
 """
 
 from __future__ import annotations
@@ -19,15 +21,29 @@ class TermTotal:
     """Of a count or sum.
 
     Attributes:
-        below, above: how far the truth may lie below and above the number.
+        width: the noise's half-width.
+        below, above: how far a row or unit that is cut moves the truth below and above the number.
+        cut: rows or units that one number lacks, at most.
+        total_cut: that all numbers of the release lack together, at most.
+        is_limited: a released limit on what is cut takes half of the failures, and the noise the other half.
     """
 
+    width: float
     below: float
     above: float
+    cut: int
+    total_cut: int
+    is_limited: bool
 
     def find_span(self, value: float, half_width: float) -> tuple[float, float]:
         """The total interval of a number."""
-        return value - self.below, value + self.above
+        below, above = self.find_shortfall(1)
+        return value - self.width - below, value + self.width + above
+
+    def find_shortfall(self, cells: int) -> tuple[float, float]:
+        """How far the truth of a sum of so many numbers may lie below and above it, without noise."""
+        cut = min(cells * self.cut, self.total_cut)
+        return self.below * cut, self.above * cut
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,7 @@ class MeanTotal:
             computed.
         wide_tails: those that hold together with what limits the cut.
         cut: rows that a group lacks, at most.
+        is_limited: as of a `TermTotal`.
     """
 
     low: float
@@ -51,6 +68,7 @@ class MeanTotal:
     tails: tuple[float, float]
     wide_tails: tuple[float, float]
     cut: int
+    is_limited: bool
 
     def find_span(self, value: float, half_width: float) -> tuple[float, float]:
         """The total interval of a mean."""
@@ -77,26 +95,31 @@ class Totals:
     Attributes:
         ends: by measure, from what a number's interval of 95 % follows.
         statement: what that rests on; or of which rows counts are, where it is not known what they lack.
+        premise: the release whose limits on what is cut hold together, for whatever rests on them; "" of a
+            release that has its own.
     """
 
     ends: Mapping[str, TermTotal | MeanTotal] = field(hash=False)
     statement: str
+    premise: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON from which `from_json` makes an equal object."""
         ends = {name: asdict(one) for name, one in self.ends.items()}
-        return {"ends": ends, "statement": self.statement}
+        return {"ends": ends, "statement": self.statement, "premise": self.premise}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Totals:
         """The inverse of `to_json`."""
         return cls(
-            {name: _read_total(one) for name, one in data["ends"].items()}, str(data["statement"])
+            {name: _read_total(one) for name, one in data["ends"].items()},
+            str(data["statement"]),
+            str(data["premise"]),
         )
 
 
 def _read_total(data: Mapping[str, Any]) -> TermTotal | MeanTotal:
-    if "cut" not in data:
+    if "tails" not in data:
         return TermTotal(**data)
     pairs = {name: tuple(data[name]) for name in ("tails", "wide_tails")}
     return MeanTotal(**{**data, **pairs})

@@ -70,6 +70,11 @@ class SizeHistogram:
     noise: Noise
     end: int | None = None
 
+    @property
+    def shares(self) -> int:
+        """Of the failures of single bins, those that a limit takes."""
+        return 1
+
     @cached_property
     def tails(self) -> NDArray[np.int64]:
         """Noisy numbers of units in each bin and those above it."""
@@ -159,10 +164,15 @@ class JointHistogram:
 
     parts: tuple[Marginal, ...]
 
+    @property
+    def shares(self) -> int:
+        """Of the failures of single bins, those that a limit takes."""
+        return sum(len(part.histogram.starts) for part in self.parts)
+
     def limit_above(self, size: int, failure: float = FAILURE) -> int:
         """A number that at most so many units have more than ``size`` groups, but with this probability."""
         # Noise chooses among these limits, so they hold together.
-        each = failure / sum(len(part.histogram.starts) for part in self.parts)
+        each = failure / self.shares
 
         @cache
         def search(place: int, size: int) -> int:
@@ -225,6 +235,11 @@ class ContributionProfile:
     rows: SizeHistogram
     groups: Mapping[str, SizeHistogram]
     resolution: int
+
+    @property
+    def bins(self) -> int:
+        """How many noisy numbers it has."""
+        return sum(len(one.starts) for one in (self.rows, *self.groups.values()))
 
     @property
     def units(self) -> int:

@@ -10,7 +10,7 @@ all: what one bound leaves out, the other does not. Without groups each of the V
 maximum less the bound.
 
 A total interval is [x - w, x + w + cut] with the noise's half-width w at 97.5 %, and limits that hold
-together with 97.5 %; so it holds with 95 %, if the declared maximum does. Where nothing is cut no limit
+together with 97.5 %, all that a profile gives at once; so it holds with 95 %, if the declared maximum does. Where nothing is cut no limit
 is used, and w is that of 95 %. A sum lacks the values of the rows that are cut: each moves it by [l, h], the
 declared bounds with 0, so its interval is [x - w + l cut, x + w + h cut]. That is the sum of the values as
 they are where everybody knows that none is clamped or rounded (``within_bounds``); of other columns it is not
@@ -25,18 +25,17 @@ a unit count nowhere.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from dpflow.core.contract.contribution import MAX_GROUPS
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
-from dpflow.core.toolbox.contribution_profile import ContributionProfile, JointHistogram
+from dpflow.core.toolbox.contribution_profile import ContributionProfile, size_bins
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine.releases.choose_bounds import largest_bounds, list_profiles, list_read_columns
-from dpflow.engine.releases.own_histogram import noise_failure
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.ledger import Ledger
@@ -70,7 +69,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     measures = [*counts, *_measures_within_bounds(query)]
     if query.private or not measures:
         return None
-    profile = _find_fitting(plan, ledger, snapshot)
+    premise, profile = _find_fitting(plan, ledger, snapshot) or ("", None)
     if profile is None and table.max_contributions is None:
         return None
     cuts = _find_cuts(plan, profile, None if query.group_keys is None else len(query.group_keys))
@@ -79,7 +78,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     for measure in measures:
         cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
         if cut is not None:
-            total = _find_total(release, measure, cut, cuts.noise_failure)
+            total = _find_total(release, measure, cut, cuts.is_limited)
             ends[mechanism.measure_label(measure)] = total
     statements = []
     if ends:
@@ -96,7 +95,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
             f"counts of rows are of the table with each {unit} cut at {table.bounds_for(by).describe()}{cuts.premises}; how many "
             f"rows these lack is unknown: declare max_contributions"
         )
-    return Totals(ends, "; ".join(statements)) if statements else None
+    return Totals(ends, "; ".join(statements), premise) if statements else None
 
 
 def find_own_totals(plan: Plan, limit: int) -> Totals | None:
@@ -111,7 +110,8 @@ def find_own_totals(plan: Plan, limit: int) -> Totals | None:
     is_cut, label = groups < keys, mechanism.measure_label(measure)
     reached = f"{groups} group{'s' * (groups > 1)}"
     known = f"; at most {limit} have more than {reached} (97.5 %)" if is_cut else ""
-    ends = {label: _find_total(release, measure, limit, noise_failure(groups, keys))}
+    cut = _Cut(limit, limit * (keys - groups)) if is_cut else NOTHING
+    ends = {label: _find_total(release, measure, cut, is_cut)}
     return Totals(ends, f"total intervals of {label} hold with 95 %{known}")
 
 
@@ -127,7 +127,7 @@ def describe_unmeasured(plan: Plan) -> str:
     cuts = _find_cuts(plan, None, keys)
     counts_units = all(one.measure == "count_distinct" for one in query.measures)
     is_joined = any(join.kind == "unit" for join in table.joins)
-    if not is_joined and (cuts.units if counts_units else cuts.rows) == 0:
+    if not is_joined and (cuts.units if counts_units else cuts.rows) == NOTHING:
         return ""
     advice = [f"release contributions of {table.name}"] if plan.chosen is None else []
     advice += ["declare max_contributions"] if table.max_contributions is None else []
@@ -145,9 +145,9 @@ def _measures_within_bounds(query: Query) -> list[Measure]:
 
 
 def _find_total(
-    release: Release, measure: Measure, cut: int, failure: float
+    release: Release, measure: Measure, cut: _Cut, is_limited: bool
 ) -> TermTotal | MeanTotal:
-    query, tails = release.query, release.tails(measure, failure)
+    query, tails = release.query, release.tails(measure, _noise_failure(is_limited))
     if measure.measure == "mean":
         assert measure.column is not None
         grid = query.columns[measure.column]
@@ -161,11 +161,17 @@ def _find_total(
             grid.step,
             (stated[moments[0]], stated[moments[1]]),
             (tails[moments[0]], tails[moments[1]]),
-            cut,
+            cut.each,
+            is_limited,
         )
     width = query.error_bound(measure, tails)
     below, above = _term_range(query, measure)
-    return TermTotal(width + below * cut, width + above * cut)
+    return TermTotal(width, below, above, cut.each, cut.total, is_limited)
+
+
+def _noise_failure(is_limited: bool) -> float:
+    """How often a total interval may fail by noise: half as often where a released limit may fail, too."""
+    return FAILURE / 2 if is_limited else FAILURE
 
 
 def _term_range(query: Query, measure: Measure) -> tuple[float, float]:
@@ -176,8 +182,12 @@ def _term_range(query: Query, measure: Measure) -> tuple[float, float]:
     return max(0, -grid.low) * grid.step, max(0, grid.high) * grid.step
 
 
-def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProfile | None:
-    """The first profile of the rows that a plan reads, or of more of them: one that counts its groups, else any."""
+def _find_fitting(
+    plan: Plan, ledger: Ledger, snapshot: str
+) -> tuple[str, ContributionProfile] | None:
+    """The first profile of the rows that a plan reads, or of more of them: one that counts its groups, else any; with
+    the id of its release.
+    """
     blocks, by = set(plan.request.blocks), getattr(plan.params, "by", None)
     first = None
     for record, profile in list_profiles(plan, ledger):
@@ -188,8 +198,8 @@ def _find_fitting(plan: Plan, ledger: Ledger, snapshot: str) -> ContributionProf
         if record.snapshot != snapshot or not covers or _reads_joined(names, plan.table):
             continue
         if by is None or find_histogram(profile, plan.table, by, plan.request.where) is not None:
-            return profile
-        first = first or profile
+            return record.release_id, profile
+        first = first or (record.release_id, profile)
     return first
 
 
@@ -201,15 +211,55 @@ def _reads_joined(names: Iterable[str], table: Table) -> bool:
 
 
 @dataclass(frozen=True)
+class _Cut:
+    """Rows or units that are cut, at most: of one group, and of all groups together."""
+
+    each: int
+    total: int
+
+
+NOTHING = _Cut(0, 0)
+
+
+@dataclass(frozen=True)
 class _Cuts:
-    """Rows and units that a group may lack, None where nothing limits them; what that rests on; and
-    the probability that is left to the noise.
+    """Rows and units that groups may lack, None where nothing limits them; what that rests on; and whether
+    that is a released limit, which may fail.
     """
 
-    rows: int | None
-    units: int | None
+    rows: _Cut | None
+    units: _Cut | None
     premises: str
-    noise_failure: float
+    is_limited: bool
+
+    @property
+    def noise_failure(self) -> float:
+        """The probability that is left to the noise."""
+        return _noise_failure(self.is_limited)
+
+
+@dataclass(frozen=True)
+class _Limits:
+    """Limits on the numbers of units above sizes, which hold together: each bin of a histogram has its share of the
+    failures, for noise has a part in choosing sizes and histograms.
+    """
+
+    histograms: Sequence[Histogram]
+    failure: float
+
+    def count_above(self, size: int) -> int:
+        """Units that have more, at most."""
+        return min(one.limit_above(size, self.failure * one.shares) for one in self.histograms)
+
+    def sum_beyond(self, size: int, largest: int) -> int:
+        """What units have beyond a size, all together, at most: none has more than the largest."""
+        # As many units have more than t as are in a sum over all t.
+        starts = [size, *(start for start in size_bins(max(1, largest)) if size < start < largest)]
+        total, number = 0, self.count_above(size)
+        for start, end in zip(starts, [*starts[1:], largest]):
+            number = min(number, self.count_above(start))
+            total += number * max(0, end - start)
+        return total
 
 
 def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None) -> _Cuts:
@@ -222,58 +272,50 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
     full = bounds.rows
     if largest is None or largest.rows_per_group > bounds.rows_per_group:
         full = min(full, bounds.rows_per_group)
-    groups_are_cut = by is not None and reached < min(
-        keys or reached, largest.groups if largest else keys or reached
-    )
+    most_groups = min(keys or reached, largest.groups if largest else keys or reached)
+    groups_are_cut = by is not None and reached < most_groups
     rows_are_cut = largest is None or full < largest.rows
-    needed = groups_are_cut + rows_are_cut
     words: list[str] = []
 
-    def limit(size: int, noun: str, is_cut: bool) -> int | None:
-        if not is_cut:
-            return 0
-        if profile is None:
-            return None
+    of_groups = of_rows = None
+    if profile is not None:
         # No unit has more groups than rows.
         histograms: list[Histogram] = [profile.rows]
-        is_counted = noun == "groups" and by is not None and not _reads_joined([by], table)
-        if (
-            is_counted
-            and by is not None
-            and (found := find_histogram(profile, table, by, plan.request.where))
-        ):
-            histograms = [found, *histograms] if isinstance(found, JointHistogram) else [found]
-        failure = FAILURE / 2 / needed / len(histograms)
-        number = min(limit_any(histogram, size, failure) for histogram in histograms)
-        words.append(f"at most {number} have more than {size} {noun}")
-        return number
-
-    lost_groups, lost_rows = (
-        limit(reached, "groups", groups_are_cut),
-        limit(full, "rows", rows_are_cut),
-    )
+        if by is not None and not _reads_joined([by], table):
+            found = find_histogram(profile, table, by, plan.request.where)
+            histograms += [found] if found else []
+        of_groups, of_rows = (
+            _Limits(some, FAILURE / 2 / profile.bins) for some in (histograms, histograms[:1])
+        )
+        if groups_are_cut:
+            words.append(
+                f"at most {of_groups.count_above(reached)} have more than {reached} groups"
+            )
+        if rows_are_cut:
+            words.append(f"at most {of_rows.count_above(full)} have more than {full} rows")
     known = f"; {' and '.join(words)} (97.5 %)" if words else ""
-    noise_failure = FAILURE / 2 if words else FAILURE
+    units: _Cut | None = None if groups_are_cut else NOTHING
+    if groups_are_cut and of_groups is not None:
+        beyond = of_groups.sum_beyond(reached, most_groups)
+        units = _Cut(of_groups.count_above(reached), beyond)
     if largest is None:
-        return _Cuts(None, lost_groups, known, noise_failure)
-    rows: int | None = None
-    if lost_groups is not None and lost_rows is not None:
+        return _Cuts(None, units, known, bool(words))
+    rows: _Cut | None = None
+    if units is not None and (of_rows is not None or not rows_are_cut):
         each, above = largest.rows_per_group, max(0, largest.rows - bounds.rows)
         total_binds = bounds.rows < bounds.groups * bounds.rows_per_group
         within = max(0, each - bounds.rows_per_group) + (above if total_binds else 0)
         kept_lack = above if by is None else min(each - 1, within)
-        rows = lost_groups * each + lost_rows * kept_lack
+        heavy = of_rows.count_above(full) if rows_are_cut and of_rows is not None else 0
+        # Whoever loses rows keeps as many as groups are reached, or rows are kept in full.
+        lost = min(units.each * (largest.rows - reached), units.total * each)
+        totals = [lost + heavy * max(0, largest.rows - full)]
+        if words and of_rows is not None:
+            totals.append(of_rows.sum_beyond(min(reached, full), largest.rows))
+        total = min(totals)
+        rows = _Cut(min(units.each * each + heavy * kept_lack, total), total)
     where = f" of one {table.block}" if table.protects == "unit-block" else ""
-    is_limited = by is not None and largest.groups < min(keys or largest.rows, largest.rows)
-    reach = f", or rows in more than {largest.groups} of them" if is_limited else ""
+    is_reached = by is not None and largest.groups < min(keys or largest.rows, largest.rows)
+    reach = f", or rows in more than {largest.groups} of them" if is_reached else ""
     premise = f", if no {unit} has more than {largest.rows_per_group} rows{where} in a group and {largest.rows} in all{reach}, as declared"
-    return _Cuts(rows, lost_groups, f"{premise}{known}", noise_failure)
-
-
-def limit_any(histogram: Histogram, size: int, failure: float) -> int:
-    """Units above a size that the histogram's own noise had a part in choosing: limits of all sizes hold together,
-    but with this probability.
-    """
-    # Those of several histograms do already.
-    sizes = 1 if isinstance(histogram, JointHistogram) else len(histogram.starts)
-    return histogram.limit_above(size, failure / sizes)
+    return _Cuts(rows, units, f"{premise}{known}", bool(words))

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from orders_world import MONTHS, REGISTRY, World
+from smallworld import forbid_reads
 
 import dpflow
-from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.contribution import MaxContributions, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.sensitivity import Sensitivity
@@ -32,7 +33,7 @@ from dpflow.engine.releases.choose_bounds import (
     couple_sizes,
 )
 from dpflow.engine.releases.profiled_groups import find_histogram
-from dpflow.errors import PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
 from dpflow.testing.neighbours import make_sizes
@@ -105,6 +106,28 @@ def test_a_target_is_met_by_what_was_drawn(tmp_path: Path, monkeypatch: pytest.M
     again = own.ask(text, epsilon=None, error="60")
     assert again.free and again.rows == narrow.rows
     assert not own.ask(text, epsilon=None, error="30").free
+
+
+def test_a_target_by_groups_needs_a_profile_or_fixed_groups(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else noise within the target says nothing of groups that are cut; refused before rows are read or paid for."""
+    own, target = World(tmp_path), {"epsilon": None, "error": "900"}
+    with monkeypatch.context() as patch:
+        forbid_reads(patch)
+        for text in (MONTHS, MONTHS.replace("*", "DISTINCT customer")):
+            with pytest.raises(InvalidInput, match="fix groups=N"):
+                own.ask(text, **target)
+    assert own.ledger.releases() == []
+    # No groups, none that anybody could cut, and groups that somebody fixed.
+    assert own.ask("SELECT COUNT(*) AS n FROM orders", **target).rows
+    assert own.ask(f"-- dp: groups=3\n{MONTHS}", **target).rows
+    most = own.table.model_copy(update={"max_contributions": MaxContributions(rows=3)})
+    own.table = most
+    assert own.ask(**target, revision=2).rows
+    own.table = most.model_copy(update={"max_contributions": None})
+    own.release("contributions")
+    assert own.ask(**target, revision=3).rows
 
 
 def test_rows_by_unit_keep_their_bounds(world: World) -> None:
