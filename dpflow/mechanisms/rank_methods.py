@@ -6,7 +6,8 @@ The rule, from declaration and parameters alone, never from rows:
 1. A median that must be certain: `approximate_median`.
 2. A column without bounds: `cdf`; by groups, which `cdf` does not take, a median with a delta by
    `approximate_median`, and else a refusal.
-3. By groups, or where a number stands in for missing values: the exponential mechanism.
+3. By groups, or where a fraction stands in for missing values, which not every column can store: the exponential
+   mechanism.
 4. Else the exponential mechanism or `cdf`: the one that states the smaller rank error of ``size`` rows,
    their public number, or left out, of `SPARE` times as many as its numbers need to be shown
    (`supports_value`). The first one's error grows with the quantiles asked for and not with the rows,
@@ -75,7 +76,8 @@ def choose_method(mechanism: RankMechanism, params: RankParams, table: Table) ->
         )
     if not is_bounded:
         return _take_cdf(params, quantiles, f"{named}, so cdf is taken, which needs none")
-    if params.by is not None or column.missing != "skip":
+    is_fraction = column.missing != "skip" and column.missing.denominator != 1
+    if params.by is not None or is_fraction:
         return None
     drawn = mechanism.rank_error(params, table)
     limit = min(MAX_RANK_ERROR, *(float(min(p, 1 - p)) for p in quantiles))

@@ -258,6 +258,19 @@ def test_quantiles_without_bounds_are_of_a_distribution(name: str) -> None:
         mechanism.delegate_to(params.model_copy(update={"by": "user"}), declare_table())
 
 
+@pytest.mark.parametrize(("missing", "expected"), [("skip", "cdf"), (3, "cdf"), ("0.5", None)])
+def test_a_number_for_missing_values_keeps_no_method_away(
+    missing: int | str, expected: str | None
+) -> None:
+    """The distribution counts it, too; not a fraction, which a column of integers cannot store."""
+    mechanism = Registry.load().mechanisms["quantiles"]
+    asked = {"column": "x", "epsilon": "0.5", "quantiles": [f"0.{i}" for i in range(1, 10)]}
+    params = mechanism.Params.model_validate(asked | {"size": 100_000})
+    table = declare_table(lower=-100_000, upper=100_000, step="0.001", missing=missing)
+    delegation = mechanism.delegate_to(params, table)
+    assert (None if delegation is None else delegation.mechanism) == expected
+
+
 def test_the_guarantee_is_pure() -> None:
     """Epsilon, whatever is drawn; noise that cannot be drawn is refused before."""
     mechanism = cdf.Cdf()

@@ -26,7 +26,7 @@ def count_grouped_units(
         skips_missing: whether what is computed leaves out rows without one, and does not fail.
     """
     table = reading.table
-    lacking = {name for name in columns if not has_values(reading, name, reads_keys=True)}
+    lacking = {name for name in columns if not has_values(reading, name)}
     needs = tuple(sorted(lacking))
     if table.contribution_bounds.rows != 1:
         doubt = "a unit may have several rows, which are no fresh ones"

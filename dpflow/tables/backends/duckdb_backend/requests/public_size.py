@@ -43,8 +43,12 @@ def find_public_size(
     return PublicSize(size if exact else reading.count_units() * unit_rows, exact)
 
 
-def has_values(reading: RequestQuery, name: str, reads_keys: bool) -> bool:
-    """Whether no row can lack a value of this column, by declaration and catalog."""
+def has_values(reading: RequestQuery, name: str, reads_keys: bool = False) -> bool:
+    """Whether no row can lack a value of this column, by declaration and catalog.
+
+    Args:
+        reads_keys: as of `find_public_size`.
+    """
     declared = reading.table.column(name)
     if declared.missing != "skip" or (reads_keys and declared.public_keys is not None):
         return True

@@ -89,3 +89,16 @@ def test_nothing_is_public_where_units_come_and_go(make: Any) -> None:
     """Under add-remove the number of units is what is protected."""
     private = make(*CREATE, columns={"v": COLUMNS["v"]}, contribution_bounds={"rows": 1})
     assert sizes(private, "v") == [None] * 3
+
+
+@pytest.mark.parametrize(("kind", "is_public"), [("INTEGER", False), ("INTEGER NOT NULL", True)])
+def test_a_key_of_a_holdout_row_may_be_missing(make: Any, kind: str, is_public: bool) -> None:
+    """Estimators read public keys as values, so a row without one has none, and how many have is private."""
+    create = (
+        f"CREATE TABLE data (u INTEGER, k {kind})",
+        "INSERT INTO data SELECT i, i FROM range(9) t(i)",
+    )
+    columns = {"k": {"public_keys": ["1", "2"]}}
+    private = make(*create, columns=columns, neighbours="replace", contribution_bounds={"rows": 1})
+    units = private.grouped_units(("k",), (), skips_missing=True)
+    assert (units.is_public, units.needs) == (is_public, () if is_public else ("k",))
