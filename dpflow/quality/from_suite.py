@@ -487,6 +487,11 @@ class _Expectation:
                 fields += self._share(condition, f"{quoted} IS NOT NULL")
             elif strict:
                 raise _NoCheck("a strict bound means nothing under noise; leave strict out")
+            elif others := [n for n in ("row_condition", "mostly") if n in self._kwargs]:
+                # The other bound reads them; this one would hold of other rows.
+                raise _NoCheck(
+                    f"{', '.join(others)} has no counterpart in a check of the latest value"
+                )
             else:
                 fields.append(
                     {"check": "freshness", "column": column, "since": value, "at_least": 1}

@@ -177,6 +177,21 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("kind", "kwargs"), LINEAR, ids=lambda one: one if isinstance(one, str) else ""
+)
+@pytest.mark.parametrize("both", [False, True])
+def test_no_argument_is_dropped(
+    table: Table, kind: str, kwargs: dict[str, Any], both: bool
+) -> None:
+    """A row condition is in every check that an expectation becomes, or the expectation is none; so with both bounds."""
+    bounds = {"min_value": kwargs.get("max_value"), "max_value": kwargs.get("min_value")}
+    wider = {name: value for name, value in bounds.items() if both and value is not None}
+    (entry,) = write_entries([(kind, {**wider, **kwargs, "row_condition": AGE})])
+    for check in import_expectations([entry], table, Fraction(1, 50))[0]:
+        assert check.among is not None and '"age" > 30' in check.among, check
+
+
 def test_what_is_no_check_is_listed_with_its_reason(table: Table) -> None:
     """One reason each; a tolerance makes a check of what allows no row."""
     entries = write_entries([(kind, kwargs) for kind, kwargs, _ in LEFT_OUT])
