@@ -5,8 +5,8 @@ number of units that have any, plus integer noise.
 
 Guarantee and error: `dpflow.core.toolbox.aggregate`. In total a unit moves the rows by at most
 ``contribution_bounds.rows`` and the units by 1; per key it moves its declared groups by
-``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, a unit
-counts once in every block that is read.
+``rows_per_group`` rows, or by 1. Where a declaration protects a unit's rows of one block, rows are
+truncated in every block that is read; units are counted in one block, or by block.
 
 When not to use it: for keys that are themselves learnt from the rows (`private_histogram` selects
 them privately).

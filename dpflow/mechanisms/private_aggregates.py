@@ -115,6 +115,10 @@ class PrivateAggregates(MeasureMechanism[PrivateAggregatesParams]):
         counted = any(m.measure in ("count", "count_distinct") for m in params.measures)
         return params.measures if counted else (*params.measures, Measure(measure="count_distinct"))
 
+    def counts_units(self, params: PrivateAggregatesParams) -> bool:
+        """Whether they are listed; otherwise they only select keys, each counted once in every block."""
+        return any(one.measure == "count_distinct" for one in params.measures)
+
     def make_query(self, params: PrivateAggregatesParams, table: Table) -> Query:
         """The measures over every key that rows have."""
         # Raises for a column that nobody declared, before anything is charged.

@@ -59,6 +59,10 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
     version = 3
     Params = PrivateHistogramParams
 
+    def counts_units(self, params: PrivateHistogramParams) -> bool:
+        """Whether keys are counted by units."""
+        return params.of == "units"
+
     def _selection_rule(self, params: PrivateHistogramParams, table: Table) -> SelectionRule:
         # Raises for a column that nobody declared, before anything is charged.
         table.column(params.by)

@@ -79,6 +79,10 @@ class _Select(Mechanism[P]):
     def _choice_count(self, params: P) -> int:
         return params.k if isinstance(params, TopKParams) else 1
 
+    def counts_units(self, params: P) -> bool:
+        """Whether keys are counted by units."""
+        return params.of == "units"
+
     def plan_choice(self, params: P, table: Table) -> Choice:
         """How each of the choices is made. Raises `PlanRefused` if there are fewer keys than are
         wanted.

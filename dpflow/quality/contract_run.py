@@ -102,8 +102,13 @@ class ContractOutcome:
             if names := [one.name for one in self.checks if one.verdict == verdict]:
                 parts.append(f"{verdict}: {', '.join(names)}")
         advice = "let the table's owner look at the rows"
-        if any(one.verdict == "undecided" for one in self.checks):
+        undecided = [one for one in self.checks if one.verdict == "undecided"]
+        if any(one.why_undecided is None for one in undecided):
             advice += "; undecided checks need a larger epsilon, a wider bound, or undecided: pass"
+        for why in dict.fromkeys(one.why_undecided for one in undecided if one.why_undecided):
+            advice += (
+                f"; {', '.join(one.name for one in undecided if one.why_undecided == why)}: {why}"
+            )
         raise ContractViolated(
             f"contract {self.contract!r} on {where} ({'; '.join(parts)}); {advice}"
         )
@@ -134,7 +139,7 @@ def run_contract(
             ``UpdateDataDocsAction`` then writes.
 
     Raises:
-        BudgetExceeded: a paid mode is above what is left; nothing was read.
+        BudgetExceeded: a paid mode is above what is left; nothing was read. Of a watch, its first session.
         PlanRefused: a mode that reads rows on a holdout; checks outside of the language.
         TableUnreadable, TableBusy: as for releases.
     """

@@ -36,6 +36,7 @@ class CheckOutcome:
             share). None where only a verdict leaves, or where the release answered none.
         half_width: its error, which noise exceeds with no more than 1 - confidence.
         estimate: what the released numbers say of the quantity itself, if they do.
+        why_undecided: where it is not the noise that hides it.
     """
 
     name: str
@@ -45,6 +46,7 @@ class CheckOutcome:
     excess: float | None = None
     half_width: float | None = None
     estimate: float | None = None
+    why_undecided: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The fields that hold something, as JSON."""

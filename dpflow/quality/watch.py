@@ -5,7 +5,8 @@ more, and "alarm" as often as the contract says; then it is closed. The next que
 session, which is paid whole again: it names the blocks of the period from the one with the last
 alarm on. Every question has one stored answer, so a retry asks nothing new. A session that cannot
 read the rows answers none and is closed, too; then the run asks nothing more, for each further
-question would pay for a session.
+question would pay for a session. So it is where an alarm closed a session and the scope cannot pay for
+another: what was paid for is told, and the rest is undecided.
 
 Drift is asked key by key, for a sparse vector compares linear excesses (`key_share`): has the share of
 this key grown, or shrunk, by more than ``at_most`` since the reference? Shares of the reference are taken
@@ -31,7 +32,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import PlanRefused, SessionClosed
+from dpflow.errors import BudgetExceeded, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.watch_rows import (
     FAILURE,
@@ -50,6 +51,7 @@ References: TypeAlias = Mapping[str, Result] | None
 MOST_CHECKS = 100
 #: What a session's answer says of a check; one that answered none tells nothing.
 VERDICTS: dict[str, Verdict] = {"quiet": "kept", "alarm": "violated"}
+TOO_LATE = "an alarm closed the session of this block; ask blocks in their order"
 
 
 def session_blocks(contract: Contract, blocks: Sequence[str], first: str = "") -> list[str]:
@@ -192,25 +194,29 @@ class Watch:
         self._principal = principal
         self.receipts: list[dict[str, Any]] = []
         self._sessions: dict[tuple[Any, ...], Session] = {}
-        self._gave_up = False
+        self._why_not = ""
 
     def ask_checks(self, blocks: Sequence[str]) -> list[CheckOutcome]:
         """Ask every check of every block, in order. A check is violated if one of its blocks is.
 
-        Raises `BudgetExceeded` where the scope cannot pay for a session; nothing was read then.
+        Raises `BudgetExceeded` where the scope cannot pay for the first session; nothing was read then.
         """
         outcomes = []
         for check in self._contract.checks:
             verdict = self._ask_each([check], blocks)
-            outcomes.append(CheckOutcome(check.name, check.check, check.summary, verdict))
+            outcomes.append(self._tell(check.name, check.check, check.summary, verdict))
         asked = list_drift_checks(self._contract, self._references)
         for drift in self._contract.drift:
             verdict = self._ask_each(asked[drift.name], blocks)
             summary = (
                 f"no share of {drift.column} further than {drift.at_most} from {drift.reference!r}"
             )
-            outcomes.append(CheckOutcome(drift.name, "drift", summary, verdict))
+            outcomes.append(self._tell(drift.name, "drift", summary, verdict))
         return outcomes
+
+    def _tell(self, name: str, kind: str, summary: str, verdict: Verdict) -> CheckOutcome:
+        why = (self._why_not or TOO_LATE) if verdict == "undecided" else None
+        return CheckOutcome(name, kind, summary, verdict, why_undecided=why)
 
     def _ask_each(self, checks: Sequence[RowCheck], blocks: Sequence[str]) -> Verdict:
         """The worst verdict of some checks, all of one kind, on every block."""
@@ -228,7 +234,7 @@ class Watch:
 
     def _ask(self, check: str, block: str, blocks: Sequence[str]) -> Verdict:
         """One question, in the first session of its period that answers it."""
-        if self._gave_up:
+        if self._why_not:
             return "undecided"
         run = self._contract.period == "run"
         first, number = "", 1
@@ -237,7 +243,14 @@ class Watch:
             if block and not run and block < first:
                 return "undecided"
             own = blocks if run else ([block] if block else [])
-            session = self._open_session(own, first, number)
+            try:
+                session = self._open_session(own, first, number)
+            except BudgetExceeded as error:
+                # Before the first alarm nothing was paid; after it, what was is told.
+                if not self.receipts:
+                    raise
+                self._why_not = f"after an alarm another session asks the rest, and {error}"
+                return "undecided"
             question = {"check": check} | ({"block": block} if block else {})
             try:
                 answer = session.ask(question)
@@ -247,7 +260,8 @@ class Watch:
                 first, number = max([first, *alarms[-1:]]) if not run else "", number + 1
                 continue
             self._note_session(session)
-            self._gave_up = answer["verdict"] not in VERDICTS
+            if answer["verdict"] not in VERDICTS:
+                self._why_not = "the session could not read the rows"
             return VERDICTS.get(str(answer["verdict"]), "undecided")
 
     def _open_session(self, blocks: Sequence[str], first: str, number: int) -> Session:

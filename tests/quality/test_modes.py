@@ -277,6 +277,21 @@ def test_a_watch_that_cannot_be_paid_reads_nothing(
     assert world.spent() == "0"
 
 
+def test_an_alarm_is_told_where_another_session_cannot_be_paid(world: World) -> None:
+    """Paid and answered, it was lost in the refusal of the next session, in every run: nothing was recorded."""
+    world.fill(delay="170")
+    day = "2020-01-02"
+    broken = watch(world, day, epsilon="60")
+    assert verdicts(broken) == {"late": "violated", "keys": "undecided", "many": "undecided"}
+    assert not broken.passed and world.spent(day) == "60"
+    with pytest.raises(
+        ContractViolated, match="violated: late.*keys, many: after an alarm .*cannot pay"
+    ):
+        broken.require_passed()
+    assert watch(world, day, epsilon="60").to_json() == broken.to_json()
+    assert [entry.kind for entry in world.ledger.history()].count("contract") == 2
+
+
 def test_the_plan_says_which_is_cheaper(world: World) -> None:
     """One check is cheaper alone; of ten, a session is."""
     many = [CHECKS[2] | {"name": f"many{n}", "at_least": n} for n in range(12)]

@@ -104,6 +104,12 @@ class Mechanism(ABC, Generic[P]):
         """
         return {}
 
+    def counts_units(self, params: P) -> bool:
+        """Whether it is asked for numbers of units. They are those of one block where a block's rows are what is
+        protected, so such a release of several blocks together is refused.
+        """
+        return False
+
     def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
         """Columns that it needs beside the declared ones, each with an expression in the language
         of conditions and with bounds; the plan's declaration has them, too.

@@ -189,6 +189,10 @@ class MeasureMechanism(Mechanism[N]):
     def list_measures(self, params: N) -> Sequence[Measure]:
         """What to release."""
 
+    def counts_units(self, params: N) -> bool:
+        """Whether a measure is `count_distinct`."""
+        return any(one.measure == "count_distinct" for one in self.list_measures(params))
+
     def grouping_column(self, params: N) -> str | None:
         """The column with public keys to group by."""
         return getattr(params, "by", None)

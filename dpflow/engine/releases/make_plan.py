@@ -125,6 +125,7 @@ def _plan_table(
         error_bound = mechanism.error_bound(params, table)
         data_request = mechanism.data_request(params, table)
         _require_whole_table(data_request, request, table)
+        _require_one_block(mechanism, params, request, table)
         table_form = _used_form(table, params, request.where, data_request)
     content = {
         "mechanism": mechanism.name,
@@ -275,6 +276,27 @@ def _require_whole_table(data_request: DataRequest, request: ReleaseRequest, tab
             f"{request.name} rests on public columns, so it must read the whole table: leave out where, blocks and joins, "
             f"or take a mechanism that protects whole rows"
         )
+
+
+def _require_one_block(
+    mechanism: Mechanism[Any], params: Any, request: ReleaseRequest, table: Table
+) -> None:
+    """Bounding keeps rows of a unit in each block apart, so over several blocks a unit would count more than once; not
+    by the block itself, and not where one row stands for each unit.
+    """
+    if table.protects != "unit-block" or len(request.blocks) < 2 or table.unit_rows is not None:
+        return
+    by = getattr(params, "by", None)
+    if not mechanism.counts_units(params) or (
+        by is not None and table.block in (table.column(by).parts or (by,))
+    ):
+        return
+    unit, block = table.privacy_unit.column, table.block
+    in_sql = "" if by else f"; in SQL, count the rows of a subquery that groups by {unit}"
+    raise PlanRefused(
+        f"{request.name} counts units of {len(request.blocks)} blocks together, and table {table.name!r} protects "
+        f"{table.protection_text}, so each would count once in every {block}; ask by {block}, or for one block{in_sql}"
+    )
 
 
 def _declare_groups(request: ReleaseRequest, table: Table) -> tuple[ReleaseRequest, Table]:

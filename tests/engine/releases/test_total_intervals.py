@@ -35,10 +35,12 @@ from dpflow.core.toolbox.contribution_profile import (
 from dpflow.core.toolbox.moments import CentredColumn
 from dpflow.core.toolbox.noise import FAILURE, laplace_noise
 from dpflow.engine import fail_closed, make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import published_release
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import list_printed_columns
 from dpflow.engine.releases.total_intervals import NOTHING, _find_cuts, _Limits
+from dpflow.errors import PlanRefused
 from dpflow.mechanisms.contributions import Contributions, ContributionsParams
 from dpflow.tables import publish, read_published
 from dpflow.tables.private import PrivateTable
@@ -567,8 +569,10 @@ def test_means_have_one_that_holds(tmp_path: Path) -> None:
     assert np.allclose(table["high"], table["noise_high"])
 
 
-def test_units_of_several_blocks_have_none(tmp_path: Path) -> None:
-    """Where a unit is protected in each block it counts once in each, so their sum is no number of units."""
+def test_units_are_counted_in_one_block_or_by_block(tmp_path: Path) -> None:
+    """Where a unit is protected in each block it is bounded in each, so over two of them it would count twice: 100 was
+    stated of 50, with an interval. SQL counts rows of a subquery by unit, which is one each.
+    """
     with duckdb.connect(str(tmp_path / "seen.duckdb")) as connection:
         connection.execute(
             "CREATE TABLE seen AS SELECT d AS day, u AS unit FROM range(2) a(d), range(50) b(u)"
@@ -581,18 +585,45 @@ def test_units_of_several_blocks_have_none(tmp_path: Path) -> None:
         "block": "day",
         "contribution_bounds": {"rows": 1},
         "max_contributions": {"rows": 1},
-        "columns": {"day": {}},
+        "columns": {
+            "day": {"public_keys": ["0", "1"]},
+            "even": {"expression": "day % 2", "public_keys": ["0", "1"]},
+        },
     }
     table = Table.model_validate(declared)
     ledger = dpflow.Ledger(tmp_path / "ledger.sqlite", create=True)
     ledger.grant("seen", "1000", 0, table=table, principal="owner", confirm_large=True)
-    for blocks, stated in ((("0",), {"count", "count_distinct"}), (("0", "1"), {"count"})):
+
+    def plan(mechanism: str, *blocks: str, **params: Any) -> Plan:
         request = ReleaseRequest(
-            name=f"of {len(blocks)}", mechanism="aggregates", table=table, scope="seen", blocks=blocks,
-            params={"epsilon": "100", "measures": ["count", "count_distinct"]},
+            name=f"{mechanism} {blocks}", mechanism=mechanism, table=table, scope="seen", blocks=blocks,
+            params={"epsilon": "100"} | params,
         )  # fmt: skip
-        result = dpflow.release(make_plan(request, REGISTRY), ledger=ledger).result
-        assert result.totals is not None and set(result.totals.ends) == stated
+        return make_plan(request, REGISTRY)
+
+    both = ["count", "count_distinct"]
+    result = dpflow.release(plan("aggregates", "0", measures=both), ledger=ledger).result
+    assert result.totals is not None and set(result.totals.ends) == set(both)
+    result = dpflow.release(
+        plan("aggregates", "0", "1", by="day", measures=both), ledger=ledger
+    ).result
+    assert [row.value for row in result.rows] == [50] * 4
+    units = {"of": "units"}
+    for mechanism, params in (
+        ("aggregates", {"measures": both}),
+        ("count_distinct", {}),
+        ("count_distinct", {"by": "even"}),
+        ("top_k", {"by": "even", "k": 1} | units),
+        ("private_histogram", {"by": "even", "delta": "1e-6"} | units),
+        ("check_rows", {"checks": [{"name": "n", "check": "units", "at_least": 60}]}),
+    ):
+        with pytest.raises(PlanRefused, match="each would count once in every day"):
+            plan(mechanism, "0", "1", **params)
+    answer = dpflow.sql(
+        "SELECT COUNT(*) AS n FROM (SELECT unit FROM seen WHERE day IN ('0', '1') GROUP BY unit)",
+        tables=[table], ledger=ledger, scope="seen", epsilon="100",
+    )  # fmt: skip
+    assert answer.rows == [(50,)]
 
 
 def test_limits_hold_for_the_size_that_noise_makes_worst() -> None:
