@@ -202,9 +202,10 @@ class LockedDatabase:
         query = str(request["query"])
         self._check_query(query)
         execute = self._connection.execute
-        execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
-        execute(f"CREATE SCHEMA {SCHEMA}")
+        # What a request brings goes with it.
+        execute("BEGIN")
         try:
+            execute(f"CREATE SCHEMA {SCHEMA}")
             for table in request["tables"]:
                 self._fill(table)
             if request.get("columns_only"):
@@ -220,17 +221,16 @@ class LockedDatabase:
             written = [[write_value(v) for v in row] for row in rows]
             return {"columns": described, "rows": written, "exact": list_exact(rows)}
         finally:
-            execute(f"DROP SCHEMA IF EXISTS {SCHEMA} CASCADE")
+            execute("ROLLBACK")
 
     def _fill(self, table: Mapping[str, Any]) -> None:
-        quoted = [('"' + name.replace('"', '""') + '"', kind) for name, kind in table["columns"]]
-        name = f'{SCHEMA}."{table["name"]}"'
-        definitions = ", ".join(f"{column} {kind}" for column, kind in quoted)
-        self._connection.execute(f"CREATE TABLE {name} ({definitions})")
-        values = table["values"]
-        if values and values[0]:
-            parts = ", ".join(f"unnest(CAST(? AS {kind}[]))" for _, kind in quoted)
-            self._connection.execute(f"INSERT INTO {name} SELECT {parts}", values)
+        names = ['"' + name.replace('"', '""') + '"' for name, _ in table["columns"]]
+        kinds = [kind for _, kind in table["columns"]]
+        parts = ", ".join(f"unnest(CAST(? AS {k}[])) AS {n}" for n, k in zip(names, kinds))
+        values = table["values"] or [[] for _ in table["columns"]]
+        self._connection.execute(
+            f'CREATE TABLE {SCHEMA}."{table["name"]}" AS SELECT {parts}', values
+        )
 
 
 #: What Python makes of infinite dates.
