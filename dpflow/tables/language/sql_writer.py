@@ -29,14 +29,6 @@ _OPERATORS = {
 }
 
 
-@lru_cache(maxsize=256)
-def _build_type(kind: str) -> Any:
-    """A type of DuckDB's as sqlglot has it; to parse its name takes longer than all else of a cast."""
-    from sqlglot import exp
-
-    return exp.DataType.build(kind, dialect="duckdb")
-
-
 class SqlWriter:
     """Writes operators, functions, casts and literals of a dialect of sqlglot's; what it gives can
     stand wherever an expression can.
@@ -47,6 +39,8 @@ class SqlWriter:
 
         self._exp: Any = exp
         self._generator: Any = Dialect.get_or_raise(dialect).generator()
+        # To parse the name of a type takes longer than all else of a cast.
+        self._frame_cast = lru_cache(256)(self._write_cast)
 
     def _write(self, node: Any) -> str:
         return str(self._generator.generate(node, copy=False))
@@ -107,14 +101,17 @@ class SqlWriter:
 
     def cast(self, value: str, kind: str) -> str:
         """A value as another type, which is named as DuckDB names it."""
-        return self._write(self._exp.Cast(this=self._operand(value), to=self._type(kind)))
+        return value.join(self._frame_cast(self._exp.Cast, kind))
 
     def try_cast(self, value: str, kind: str) -> str:
         """The same, or NULL where the type has no such value."""
-        return self._write(self._exp.TryCast(this=self._operand(value), to=self._type(kind)))
+        return value.join(self._frame_cast(self._exp.TryCast, kind))
 
-    def _type(self, kind: str) -> Any:
-        return _build_type(kind).copy()
+    def _write_cast(self, cast: Any, kind: str) -> tuple[str, str]:
+        """What stands before and behind the operand."""
+        to = self._exp.DataType.build(kind, dialect="duckdb")
+        before, after = self._write(cast(this=self._operand("?"), to=to)).split("?")
+        return before, after
 
     def text(self, value: str) -> str:
         """A text literal."""
@@ -127,8 +124,8 @@ class SqlWriter:
     def integer(self, value: int) -> str:
         """An integer of the smallest type of 64 or 128 bits that holds it."""
         # A cast of text, as the type of a bare literal follows from its number of digits.
-        return self.cast(self.text(str(value)), DUCKDB.type_of(value, value).name)
+        return self.cast(f"'{value}'", DUCKDB.type_of(value, value).name)
 
     def double(self, value: float) -> str:
         """A number as a DOUBLE."""
-        return self.cast(self.text(repr(value)), "DOUBLE")
+        return self.cast(f"'{value!r}'", "DOUBLE")
