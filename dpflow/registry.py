@@ -282,7 +282,9 @@ def _installed_plugins() -> Iterator[tuple[str, object]]:
     from importlib.metadata import distributions
 
     for distribution in distributions():
-        for point in distribution.entry_points:
+        # Most have none of ours, and to parse them all takes long.
+        listed = distribution.read_text("entry_points.txt") or ""
+        for point in distribution.entry_points if hookspecs.PROJECT in listed else ():
             if point.group == hookspecs.PROJECT:
                 origin = f"{distribution.metadata['Name']} {distribution.version} ({point.name})"
                 try:

@@ -23,6 +23,8 @@ def main() -> None:
     """
     # Most of what a command makes are classes and functions, in which no search finds garbage.
     gc.set_threshold(200_000)
+    # No command needs any, and the first model would read the metadata of all distributions for them.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # An error that nobody expected leaves this as it is, and a traceback.
     status = [1]
     # Registered first, so it runs last, when threads have ended and all else was closed. Taking every module
