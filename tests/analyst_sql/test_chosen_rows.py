@@ -120,7 +120,8 @@ def test_a_query_is_written_again_where_sums_have_other_widths(
     applied: int,
 ) -> None:
     """For each count of numbers that hold together; else its text is one for all, as is that for the ranges."""
-    write_width, apply = noise_intervals.write_sum_width, noise_intervals.NoiseRules.apply
+    write_width = noise_intervals.write_sum_width
+    read_outer = noise_intervals.NoiseRules.read_outer
     written, calls = set[int](), []
 
     def note_width(first: Any, together: int, count: Any) -> Any:
@@ -129,10 +130,10 @@ def test_a_query_is_written_again_where_sums_have_other_widths(
 
     def note_call(rules: Any, tree: Any) -> Any:
         calls.append(tree)
-        return apply(rules, tree)
+        return read_outer(rules, tree)
 
     monkeypatch.setattr(noise_intervals, "write_sum_width", note_width)
-    monkeypatch.setattr(noise_intervals.NoiseRules, "apply", note_call)
+    monkeypatch.setattr(noise_intervals.NoiseRules, "read_outer", note_call)
     groups = GROUPS.replace("AS n", "AS n, COUNT_IF(cost > 10) AS m")
     answer = world.ask(f"SELECT {columns} FROM ({groups})", epsilon=2)
     assert {column.interval for column in answer.columns} == {"stated"}

@@ -38,7 +38,7 @@ from dpflow.analyst_sql.releases.settings import (
     merge_options,
     read_settings,
 )
-from dpflow.analyst_sql.releases.spellings import move_filters, replace_means
+from dpflow.analyst_sql.releases.spellings import list_sums, move_filters, replace_means
 from dpflow.analyst_sql.releases.stored_answers import (
     Stored,
     StoredReleases,
@@ -131,7 +131,7 @@ def plan_sql(
         stored = [releases.find(part) for part in planned.parts]
         if not all(stored):
             for other in _spell_otherwise(query, written):
-                if found := _find_all(other, settings, releases, registry, chooser):
+                if found := _find_all(*other, settings, releases, registry, chooser):
                     query, planned, stored = found
                     break
         unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
@@ -315,29 +315,35 @@ def plan_parts(
     return plan_at(settings.epsilon)
 
 
-def _spell_otherwise(query: SplitQuery, written: SplitQuery) -> Iterator[SplitQuery]:
+def _spell_otherwise(
+    query: SplitQuery, written: SplitQuery
+) -> Iterator[tuple[SplitQuery, SplitQuery]]:
     """Other spellings that stored releases may answer: with each FILTER where it stands in the text, beside
-    which a release may have more, and with means as sums by numbers of values.
+    which a release may have more, and with means as sums by numbers of values. Each is a query, and the same with
+    these releases.
     """
-    spellings = [written, replace_means(query), replace_means(written)]
     tried = [query.releases]
-    for one in spellings:
-        if one.releases not in tried:
-            tried.append(one.releases)
-            yield one
+    for one, has_means in ((written, True), (query, False), (written, False)):
+        spelled = one if has_means else one.replace_releases(list_sums)
+        if spelled.releases not in tried:
+            tried.append(spelled.releases)
+            yield one, spelled
 
 
 def _find_all(
     query: SplitQuery,
+    spelled: SplitQuery,
     settings: Settings,
     releases: StoredReleases,
     registry: Registry,
     chooser: BoundsChooser,
 ) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
-    """A query with its plans, if stored releases answer all of it."""
+    """A query as it is spelled, with its plans, if stored releases answer all of it."""
     try:
-        if not all(map(releases.has_any, list_parts(query.list_releases()))):
+        if not all(map(releases.has_any, list_parts(spelled.list_releases()))):
             return None
+        if spelled is not query:
+            query = replace_means(query)
         planned = plan_parts(query, settings, registry, chooser)
     except Refusal:
         return None

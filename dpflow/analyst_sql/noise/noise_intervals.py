@@ -6,14 +6,14 @@ computed from numbers that stand for the released ones, in every group that ther
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import Source
+from dpflow.analyst_sql.noise.noise_expressions import EXACT, Known, Source
 from dpflow.analyst_sql.noise.noise_relations import (
     COUNT,
     HIGH,
@@ -148,7 +148,7 @@ def find_ranges(
     """
     unlimited = [[UNLIMITED] * len(rows) for _ in (rows[0] if rows else ())]
     try:
-        tree, shape = _write_ranges(query, tables)
+        tree, shape = _make_range_rules(query, tables).apply(query.tree)
         if not any(shape.list_ruled()):
             return unlimited
         ends = [*query.public, *(table.write_rows({"": find_limits}) for table in tables)]
@@ -161,8 +161,8 @@ def find_ranges(
     return _read_ranges(found, _list_starts(shape))
 
 
-def _write_ranges(query: SplitQuery, tables: Sequence[ReleasedTable]) -> tuple[Any, Shape]:
-    """The query with the ends of public ranges beside its columns. Raises `RuleMissing`."""
+def _make_range_rules(query: SplitQuery, tables: Sequence[ReleasedTable]) -> NoiseRules:
+    """Rules by which the ends of columns are those of public ranges."""
     means = {
         (n, j): limits
         for n, table in enumerate(tables)
@@ -170,8 +170,8 @@ def _write_ranges(query: SplitQuery, tables: Sequence[ReleasedTable]) -> tuple[A
     }
     # A sum of cells is between the sums of their ends, however many there are.
     described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
-    released = ReleasedNoise(described, PROCESS.list_aggregates(), query.public, mean_limits=means)
-    return NoiseRules(released).apply(query.tree)
+    aggregates = PROCESS.list_aggregates()
+    return NoiseRules(ReleasedNoise(described, aggregates, query.public, mean_limits=means))
 
 
 def _list_starts(shape: Shape) -> list[int]:
@@ -250,9 +250,11 @@ class _Runs:
             return partial(find_span, together=together)
         return partial(find_total_span, together=together, is_limited=self._is_limited)
 
-    def _apply_rules(self) -> None:
+    def _read_rules(self) -> None:
         if self._tree is None:
-            self._tree, self._shape = NoiseRules(self._released).apply(self._query.tree)
+            rules = NoiseRules(self._released)
+            self._tree = rules.copy(self._query.tree)
+            self._shape = rules.read_outer(self._tree)
 
     def read_at_once(
         self, with_ranges: bool
@@ -262,9 +264,9 @@ class _Runs:
         """
         if not _reads_one_table(self._query.tree):
             return None
-        self._apply_rules()
-        starts, items = _list_starts(self._shape), self._tree.expressions
-        counts = [_count_static(items[start + 2]) if start else 0 for start in starts]
+        self._read_rules()
+        noises = [column.noise for column in self._shape.columns]
+        counts = [_count_static(noise.count) if noise.ruled else 0 for noise in noises]
         if self._has_sums or None in counts:
             return None
         is_empty = self._rows is not None and not self._rows
@@ -272,24 +274,30 @@ class _Runs:
             self._plan_column(position, 0 if is_empty else count or 0)
             for position, count in enumerate(counts)
         ]
-        width = len(planned)
-        kept, wanted = items[:width], set[str]()
-        levels: dict[str, FindEnds] = {}
-        places, range_places = [0] * width, [0] * width
-        for position, column in enumerate(planned):
-            if column.confidence is not None:
-                places[position] = len(kept)
-                kept += _take_ends(items, starts[position], str(column.taken), wanted)
-                levels[str(column.taken)] = self._find_ends(column.taken)
+        ranges = [EXACT] * len(planned)
         if with_ranges:
-            range_tree, range_shape = _write_ranges(self._query, self._tables)
-            for position, start in enumerate(_list_starts(range_shape)):
-                if start:
-                    range_places[position] = len(kept)
-                    kept += _take_ends(range_tree.expressions, start, _RANGES, wanted)
-                    levels[_RANGES] = find_limits
-        if len(kept) > width or self._rows is None:
-            self._tree.set("expressions", kept)
+            rules = _make_range_rules(self._query, self._tables)
+            ranges = [column.noise for column in rules.read_outer(self._tree).columns]
+        ends: list[Any] = []
+        wanted: set[str] = set()
+        levels: dict[str, FindEnds] = {}
+
+        def add_ends(noise: Known, level: str, find_ends: FindEnds) -> int:
+            """Where the ends of a column stand in a row, computed of those of a level."""
+            levels[level] = find_ends
+            wanted.update(_name_level([noise.low, noise.high], level))
+            ends.extend((noise.low, noise.high))
+            return len(planned) + len(ends) - 2
+
+        places = [
+            add_ends(noise, str(one.taken), self._find_ends(one.taken))
+            if one.confidence is not None
+            else 0
+            for noise, one in zip(noises, planned)
+        ]
+        starts = [add_ends(one, _RANGES, find_limits) if one.ruled else 0 for one in ranges]
+        if ends or self._rows is None:
+            self._tree.set("expressions", [*self._tree.expressions, *ends])
             rows = self._run(write_sql(self._tree, copy=False), levels, wanted)
         else:
             rows = [list(row) for row in self._rows]
@@ -297,11 +305,12 @@ class _Runs:
             self._fill_column(column, rows, position, places[position])
             for position, column in enumerate(planned)
         ]
-        return columns, _read_ranges(rows, range_places)
+        return columns, _read_ranges(rows, starts)
 
     def read_levels(self) -> list[ColumnIntervals]:
         """The intervals of each column, by a run for each level."""
-        self._apply_rules()
+        self._read_rules()
+        self._shape.attach(self._shape.list_ruled())
         starts = _list_starts(self._shape)
         known: dict[int, list[list[Any]]] = {}
         first = write_sql(self._tree)
@@ -400,9 +409,8 @@ def _reads_one_table(tree: Any) -> bool:
     return is_released and len(list(tree.find_all(exp.Query))) == 1
 
 
-def _count_static(item: Any) -> int | None:
+def _count_static(part: Any) -> int | None:
     """How many numbers a value needs in each row, where that is in no row of a table; None where it is."""
-    part = item.unalias()
     if isinstance(part, exp.Literal):
         return int(part.this)
     if isinstance(part, exp.Add):
@@ -413,15 +421,19 @@ def _count_static(item: Any) -> int | None:
     return 1 if is_number and part.this.name.endswith(COUNT) else None
 
 
-def _take_ends(items: Sequence[Any], start: int, level: str, wanted: set[str]) -> list[Any]:
-    """Lower and upper ends of a column, computed of those of a level, whose columns are noted."""
-    ends = items[start : start + 2]
-    for end in ends:
-        for column in end.find_all(exp.Column):
-            if column.name.endswith((LOW, HIGH)):
-                column.this.set("this", column.name + level)
-                wanted.add(column.name)
-    return list(ends)
+def _name_level(ends: Sequence[Any], level: str) -> Iterator[str]:
+    """Give the columns that ends are computed of the names of a level, and list these."""
+    # Parts of ends stand in several places.
+    waiting, seen = list(ends), set[int]()
+    while waiting:
+        node = waiting.pop()
+        if id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, exp.Column) and node.name.endswith((LOW, HIGH)):
+            node.this.set("this", node.name + level)
+            yield node.name
+        waiting += node.iter_expressions()
 
 
 def list_public(tables: Sequence[RowTable]) -> list[RowTable]:

@@ -499,15 +499,24 @@ class NoiseRules:
         """A query with columns for intervals behind its own, and what is known of those. Raises
         `RuleMissing`.
         """
+        tree = self.copy(tree)
+        shape = self.read_outer(tree)
+        shape.attach(shape.list_ruled())
+        return tree, shape
+
+    def copy(self, tree: Any) -> Any:
+        """The query to read. Raises `RuleMissing`."""
         tree = tree.copy()
-        if any(_is_uncovered(node) for node in tree.walk()):
+        if any(map(_is_uncovered, tree.walk())):
             raise RuleMissing
+        return tree
+
+    def read_outer(self, tree: Any) -> Shape:
+        """The columns of a copied query. Raises `RuleMissing`."""
         try:
-            shape = self.read(tree, {})
-            shape.attach(shape.list_ruled())
+            return self.read(tree, {})
         except RecursionError:
             raise RuleMissing from None
-        return tree, shape
 
     def read(self, query: Any, scope: Scope) -> Shape:
         """A query's columns. Raises `RuleMissing`."""

@@ -63,7 +63,7 @@ def replace_means(query: SplitQuery) -> SplitQuery:
     of values excludes 0.
     """
     tree = query.tree.copy()
-    releases = tuple(map(_replace_release, query.releases))
+    releases = tuple(map(list_sums, query.releases))
     divisors: set[tuple[int, int]] = set()
     for source, position in list(find_sources(tree)):
         old, new = query.releases[position], releases[position]
@@ -87,7 +87,8 @@ def replace_means(query: SplitQuery) -> SplitQuery:
     return replace(query, tree=tree, releases=releases, divisors=frozenset(divisors))
 
 
-def _replace_release(query: SelectQuery) -> SelectQuery:
+def list_sums(query: SelectQuery) -> SelectQuery:
+    """A release with the sum and the number of values of each mean in its place."""
     aggregates: list[SqlAggregate] = []
     for aggregate in query.aggregates:
         aggregates += _list_needed(aggregate, query)
