@@ -10,15 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
+from math import sqrt
 
 import numpy as np
-from dpflow_stable_median.theory.sign_attack import (
-    mean_shift,
-    median_shift,
-    naive_medians,
-    split_answers,
-    sum_by_sign,
-)
+from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
+from dpflow_stable_median.theory.sign_attack import mean_shift, median_shift
 from numpy.typing import NDArray
 
 from dpflow.core.toolbox.quantiles import draw_quantile, rate_for
@@ -308,6 +304,29 @@ def _medians(values: Floats, each: Fraction, source: StreamSource) -> Floats:
     )
 
 
+def _sum_by_sign(values: Floats, answers: Floats) -> Floats:
+    """The final query per group: the coordinates (columns) added up with the signs of their answers,
+    scaled to variance 1.
+    """
+    signs = np.where(answers >= 0, 1.0, -1.0)
+    added: Floats = values @ signs / sqrt(values.shape[1])
+    return added
+
+
+def _naive_medians(values: Floats) -> Floats:
+    """Exact lower medians of every column: what reusing the data says."""
+    middle = (len(values) - 1) // 2
+    return np.asarray(np.partition(values, middle, axis=0)[middle], dtype=np.float64)
+
+
+def _split_answers(values: Floats, groups: int) -> Floats:
+    """Sample splitting: each query is answered by the exact median of ``groups`` of its own, as far as
+    they last.
+    """
+    served = min(values.shape[1], len(values) // groups)
+    return np.array([lower_median(values[j * groups : (j + 1) * groups, j]) for j in range(served)])
+
+
 def sign_aggregation(runs: int) -> Found:
     """Normal coordinates; every query's answer gives one sign, and the last query adds all
     coordinates up with them.
@@ -319,18 +338,20 @@ def sign_aggregation(runs: int) -> Found:
     for seed in range(runs):
         values, source = np.random.default_rng(seed).standard_normal((M, K)), StreamSource(seed)
         shifts["naive median"].append(
-            float(naive_medians(sum_by_sign(values, naive_medians(values))[:, None])[0])
+            float(_naive_medians(_sum_by_sign(values, _naive_medians(values))[:, None])[0])
         )
         for each in EACH:
-            final = sum_by_sign(values, _medians(values, each, source))
+            final = _sum_by_sign(values, _medians(values, each, source))
             shifts[f"epsilon {float(each):g}"].append(
                 float(_medians(final[:, None], each, source)[0])
             )
-        said = split_answers(values, SPLIT)
-        final = sum_by_sign(
+        said = _split_answers(values, SPLIT)
+        final = _sum_by_sign(
             values[-SPLIT:, : len(said) - 1], said[:-1]
         )  # asked of groups of its own
-        shifts[f"splitting, {SPLIT} groups a query"].append(float(naive_medians(final[:, None])[0]))
+        shifts[f"splitting, {SPLIT} groups a query"].append(
+            float(_naive_medians(final[:, None])[0])
+        )
     rows, bounds = [], []
     predictions = [median_shift(K, M), *(median_shift(K, M, float(e)) for e in EACH), 0.0]
     for (name, found), predicted in zip(shifts.items(), predictions):

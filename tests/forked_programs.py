@@ -7,8 +7,9 @@ import os
 import sys
 import traceback
 
+from crashes import fault_environment
+
 from dpflow import fault_points
-from dpflow.testing.crashes import fault_environment
 
 
 class ForkedProgram:

@@ -164,26 +164,6 @@ def _list_nodes(eighths: int) -> tuple[Any, Any]:
     return (nodes + 1) / 2, weights / 2
 
 
-def thresholded_counts(
-    counts: Mapping[str, int], scale: Fraction, threshold: int
-) -> dict[Any, float]:
-    """Noisy counts that reach a threshold, as sorted (key, count) pairs: what a private histogram
-    shows.
-    """
-    noise = discrete_laplace(scale)
-    # All below the threshold is one outcome: the key does not show.
-    outcomes = [
-        {(key, n + x) if n + x >= threshold else None: 0.0 for x in noise}
-        for key, n in counts.items()
-    ]
-    for (key, n), one in zip(counts.items(), outcomes):
-        for x, mass in noise.items():
-            one[(key, n + x) if n + x >= threshold else None] += mass
-    return map_outcomes(
-        joint_law(outcomes), lambda pairs: tuple(sorted(pair for pair in pairs if pair is not None))
-    )
-
-
 def normalise(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
     """The same weights, divided by their sum."""
     total = math.fsum(weights.values())
@@ -208,11 +188,3 @@ def joint_law(parts: Sequence[Mapping[Any, float]]) -> dict[tuple[Any, ...], flo
         tuple(x for x, _ in items): math.prod(mass for _, mass in items)
         for items in product(*(part.items() for part in parts))
     }
-
-
-def convolve(*parts: Mapping[int, float]) -> dict[int, float]:
-    """The sum of independent integers."""
-    total: dict[int, float] = {0: 1.0}
-    for part in parts:
-        total = map_outcomes(joint_law([total, part]), sum)
-    return total

@@ -9,6 +9,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from continuous_laplace import laplace_divergence
 
 from dpflow.core.accounting import composition, pld, renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
@@ -47,7 +48,7 @@ def capacity(job: str, rule: Filter) -> str:
     if job == "Laplace 0.01":  # continuous noise, which is no event of dpflow's
         if rule.order is None:
             return f"{count_rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
-        price = math.ceil(renyi.laplace_divergence(Fraction(1, 100), rule.order) / EPSILON_UNIT)
+        price = math.ceil(laplace_divergence(Fraction(1, 100), rule.order) / EPSILON_UNIT)
         basic = (
             rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100)
             if rule.name == "hybrid"

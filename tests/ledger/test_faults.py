@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psycopg
 import pytest
+from crashes import KILLED, run_python
 from forked_programs import run_forked
 
 from bench.hammer import Anvil, hammer
 from dpflow import fault_points
 from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.ledger import Ledger
-from dpflow.testing.crashes import KILLED, run_python
 
 OPEN = """
 import sys

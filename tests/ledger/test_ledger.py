@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 import sqlalchemy as sa
+from crashes import KILLED
 from forked_programs import ForkedProgram, run_forked
 
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, Pure
@@ -33,7 +34,6 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger, ReleaseKey, Reservation, Slot
-from dpflow.testing.crashes import KILLED
 
 HALF = Pure(Fraction(1, 2))
 #: Longer than what the digits of a hash can hold by chance.

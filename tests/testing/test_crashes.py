@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from crashes import KILLED, fault_environment, run_python
 
 from dpflow.errors import UnknownName
-from dpflow.testing.crashes import KILLED, fault_environment, run_python
 
 CODE = "from dpflow.fault_points import pass_point; pass_point('draw.after'); print('alive')"
 

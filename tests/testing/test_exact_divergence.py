@@ -44,18 +44,6 @@ def test_discrete_laplace_costs_its_inverse_scale(scale: Fraction) -> None:
     )
 
 
-def test_convolution_is_the_sum() -> None:
-    """Two fair dice show seven with probability one sixth."""
-    die = {i: 1 / 6 for i in range(1, 7)}
-    assert exact_divergence.convolve(die, die)[7] == pytest.approx(1 / 6)
-
-
-def test_thresholded_counts_lose_what_is_small() -> None:
-    """A key at its threshold is shown with probability Pr[X >= 0]."""
-    law = exact_divergence.thresholded_counts({"a": 5}, F(1), 5)
-    assert law[()] == pytest.approx(1 - 1 / (1 + math.exp(-1)), abs=1e-9)
-
-
 def test_exponential_choice_weighs_lengths_and_costs() -> None:
     """Weights are lengths times exp(-rate cost)."""
     law = exact_divergence.exponential_choice([1, 2], [0, 1], F(1))

@@ -332,16 +332,6 @@ class Repeated(Event):
         return pair[0] * self.count, pair[1] * self.count
 
 
-def replace_from_add_remove(event: Event) -> Event:
-    """The guarantee for tables that differ by replacing a unit, from one for adding or removing
-    one.
-
-    Replacing is removing one and adding another: (2 eps, (1 + e^eps) delta), 4 rho. The reverse
-    does not exist.
-    """
-    return event.group_event(2)
-
-
 # --- JSON -------------------------------------------------------------------------------------------------------------
 
 _LEAVES = (

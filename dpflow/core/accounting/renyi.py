@@ -72,18 +72,6 @@ def discrete_laplace_divergence(scale: Fraction, sensitivity: int, order: Fracti
         return _add_margin(log / (a - 1))
 
 
-def laplace_divergence(epsilon: Fraction, order: Fraction) -> Fraction:
-    """Continuous Laplace noise of scale sensitivity/epsilon (Mironov 2017, Table II). For
-    comparison: dpflow draws integers.
-    """
-    with localcontext(_DIGITS):
-        e, a = _to_decimal(epsilon), _to_decimal(order)
-        first = a / (2 * a - 1)
-        return _add_margin(
-            ((a - 1) * e + (first + (1 - first) * (-(2 * a - 1) * e).exp()).ln()) / (a - 1)
-        )
-
-
 # --- conversions ------------------------------------------------------------------------------------------------------
 
 

@@ -180,14 +180,6 @@ class Distribution:
         below, up_to = self._share(place).high, self._share(place, included=True).low
         return max(0.0, float(below or 0) - float(p), float(p) - float(up_to or 0))
 
-    def rank_of(self, x: object) -> tuple[float, float]:
-        """Between which shares of the rows a value lies: those surely below it, and those perhaps up
-        to it.
-        """
-        place = _read_point(x, self.step, self.time)
-        low, high = self._share(place).low, self._share(place, included=True).high
-        return float(low or 0), float(1 if high is None else high)
-
     def axis(self) -> list[float] | list[dt.datetime]:
         """The edges as a plot has them: numbers, or times."""
         if not self.time:

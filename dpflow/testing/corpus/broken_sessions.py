@@ -8,7 +8,6 @@ two of our own.
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -113,14 +112,6 @@ class HalfTheNoise(AboveThreshold):
     def _make_engine(self, params: Any, table: Table) -> Engine:
         engine = super()._make_engine(params, table)
         return replace(engine, epsilon=2 * engine.epsilon)
-
-
-class LessNoiseAtSmallEpsilon(AboveThreshold):
-    """Noise of epsilon 1/10 at least: right at the epsilons of most examples."""
-
-    def _make_engine(self, params: Any, table: Table) -> Engine:
-        engine = super()._make_engine(params, table)
-        return replace(engine, epsilon=max(engine.epsilon, Fraction(1, 10)))
 
 
 class NeverCounts(AboveThreshold):

@@ -11,7 +11,6 @@ from dpflow_stable_median.theory import theorems
 from dpflow_stable_median.theory.calculators import (
     answering_methods,
     cheapest_method,
-    sparse_vector_dr14,
 )
 from scipy import stats
 
@@ -166,7 +165,6 @@ def test_heuristic_and_widths() -> None:
     assert median_sizes.width_calibration(task, 0.125).groups / median_sizes.width_calibration(
         task, 0.25
     ).groups == pytest.approx(4, rel=0.1)
-    assert median_sizes.amplified_blocks(1e-7) == 129
 
 
 def test_cheapest_is_proven() -> None:
@@ -183,8 +181,6 @@ def test_cheapest_is_proven() -> None:
     assert cheapest_method(few) == "splitting"
     # Splitting shows the data's own medians: whoever needs privacy must not take it.
     assert cheapest_method(few, private=True) == "stable median, tight, bounded range"
-    ours, textbook = sparse_vector_dr14(0.03, 1e-5, 10, 2000, 0.033, 0.025)
-    assert 3 < textbook / ours < 5
 
 
 @pytest.mark.parametrize(
@@ -255,10 +251,8 @@ def test_expectation_lemma_holds_on_random_pairs() -> None:
             max((p - np.exp(epsilon) * q).clip(0).sum(), (q - np.exp(epsilon) * p).clip(0).sum())
             <= delta
         ):
-            worst = max(
-                worst,
-                abs(p @ x - q @ x) / theorems.expectation_gap(epsilon, delta, p @ np.abs(x), 1),
-            )
+            bound = np.expm1(epsilon) * (p @ np.abs(x)) + 2 * delta
+            worst = max(worst, abs(p @ x - q @ x) / bound)
     assert 0.3 < worst <= 1
 
 

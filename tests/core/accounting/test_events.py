@@ -20,7 +20,6 @@ from dpflow.core.accounting.events import (
     Repeated,
     SparseVector,
     from_json,
-    replace_from_add_remove,
     to_json,
 )
 from dpflow.errors import InvalidAmount, PlanRefused
@@ -223,7 +222,7 @@ def test_group_privacy() -> None:
 
 def test_replacing_a_unit_costs_twice_and_more() -> None:
     """(2 eps, (1 + e^eps) delta), rounded up."""
-    replaced = replace_from_add_remove(Approximate(F(1), F(1, 10**6)))
+    replaced = Approximate(F(1), F(1, 10**6)).group_event(2)
     assert isinstance(replaced, Approximate) and replaced.epsilon == 2
     exactly = F(1, 10**6) * (1 + renyi.exp_up(F(1)))
     assert 0 <= replaced.delta - exactly < F(1, 10**29)

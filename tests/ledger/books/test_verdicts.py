@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from audit_program import run_audit
+from crashes import KILLED
 from forked_programs import run_forked
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import sessions
 from dpflow.ledger.history import chain
-from dpflow.testing.crashes import KILLED
 
 WORD = "a-verdict-in-no-file"
 ANSWER = """

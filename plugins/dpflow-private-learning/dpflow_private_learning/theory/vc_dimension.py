@@ -69,11 +69,3 @@ def vc_dimension(concepts: NDArray[Any]) -> int:
             return best
         best = size
     return best
-
-
-def with_labels(concepts: NDArray[Any]) -> NDArray[np.bool_]:
-    """C^label over labelled points: first all points with label 0, then with label 1; true where
-    the concept errs.
-    """
-    table = np.asarray(concepts, bool)
-    return np.hstack([table, ~table])

@@ -228,15 +228,6 @@ def simple_calibration(task: AnsweringTask) -> Simple:
     return Simple(groups, step, total_epsilon(step, rho, task.queries), rho, rho)
 
 
-def amplified_blocks(rho: float) -> int:
-    """Blocks u whose median turns a (rho, 1-rho) answer about it into a (1/4, 3/4) answer about one
-    block: 8 ln(1/rho).
-    """
-    if not 0 < rho < 1:
-        raise InvalidInput(f"rho {rho} must lie strictly between 0 and 1")
-    return ceil(8 * log(1 / rho))
-
-
 @cache
 def splitting_groups(task: AnsweringTask) -> tuple[int, int]:
     """(groups in all, groups g per query): fresh groups for each query, odd g least with 2

@@ -4,12 +4,11 @@ with what is proven.
 
 from __future__ import annotations
 
-from math import ceil, log
+from math import ceil
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from dpflow.core.accounting.composition import step_eps
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.toolbox.generalisation_bounds import (
@@ -366,19 +365,3 @@ class ChooseMethod(Calculator[ChooseParams]):
             f"stable median {PAPER}, section 4, tight: its proof with constants solved numerically",
         )
         return Sheet(("method", "rows", "choice"), cells, notes)
-
-
-def sparse_vector_dr14(
-    promise_epsilon: float, delta: float, failures: int, queries: int, alpha: float, beta: float
-) -> tuple[int, int]:
-    """Groups of the sparse-vector engine alone for tolerance alpha: (with `step_eps`, with the
-    textbook's constants).
-    """
-    step = step_eps(promise_epsilon, delta, failures)
-    ours = 2 * (2 * log(2 * failures / beta) + 4 * log(2 * queries / beta)) / (alpha * step)
-    textbook = (
-        (log(queries) + log(2 * failures / beta))
-        * (512 * failures * log(1 / delta)) ** 0.5
-        / (promise_epsilon * alpha / 2)
-    )
-    return ceil(ours), ceil(textbook)

@@ -15,14 +15,11 @@ from __future__ import annotations
 from math import erf, erfc, exp, inf, pi, sqrt
 from typing import Annotated
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
 
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
 from dpflow.errors import InvalidInput
-from dpflow_stable_median.building_blocks.quantile_intervals import lower_median
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
 
 
@@ -63,39 +60,6 @@ def mean_shift(queries: int, rows: int, each: float = inf) -> float:
         1.0 if each == inf else surviving_share(each * sqrt(rows) / 2)
     )
     return 0.5 * (1 + erf(x / sqrt(2)))
-
-
-def sum_by_sign(values: NDArray[np.float64], answers: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The final query per group: the coordinates added up with the signs of their answers, scaled
-    to variance 1.
-
-    Args:
-        values: one row per group, one column per query.
-        answers: what was said about each query; its truth is 0.
-    """
-    signs = np.where(answers >= 0, 1.0, -1.0)
-    added: NDArray[np.float64] = values @ signs / sqrt(values.shape[1])
-    return added
-
-
-def naive_medians(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Exact lower medians of every column: what reusing the data says."""
-    middle = (len(values) - 1) // 2
-    return np.asarray(np.partition(values, middle, axis=0)[middle], dtype=np.float64)
-
-
-def split_answers(values: NDArray[np.float64], groups_per_query: int) -> NDArray[np.float64]:
-    """Sample splitting: query j is answered by the exact median of ``each`` groups of its own, as
-    far as groups last.
-    """
-    # Later queries have no groups left, and get no answer.
-    served = min(values.shape[1], len(values) // groups_per_query)
-    return np.array(
-        [
-            lower_median(values[j * groups_per_query : (j + 1) * groups_per_query, j])
-            for j in range(served)
-        ]
-    )
 
 
 def _check_sizes(queries: int, size: int, each: float) -> None:

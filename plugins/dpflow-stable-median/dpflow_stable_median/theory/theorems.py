@@ -67,13 +67,6 @@ def simple_failure(epsilon: float, delta: float, rho: float) -> float:
     return min(1.0, 2 * rho * exp(epsilon) + delta)
 
 
-def expectation_gap(epsilon: float, delta: float, deviation: float, reach: float) -> float:
-    """Lemma A.1: |E X - E Y| for (epsilon, delta)-close X, Y within ``reach`` of mu, ``deviation``
-    = E|X - mu|.
-    """
-    return expm1(epsilon) * deviation + 2 * delta * reach
-
-
 def answer_readings(
     sd: float | None, mad: float | None, zeta: float
 ) -> list[tuple[str, float, str]]:
