@@ -149,9 +149,12 @@ class PrivateTable:
         # A block named twice must not count twice where cached aggregates of blocks are added up.
         blocks = tuple(dict.fromkeys(blocks))
         if not isinstance(statistic, CountedSums):
-            return self._backend.answer(statistic, blocks)
-        groups = self._backend.answer(GroupedSums(**vars(statistic)), blocks)
+            return self._read_answer(statistic, blocks)
+        groups = self._read_answer(GroupedSums(**vars(statistic)), blocks)
         return replace(groups, whole=self.grouped_units((), blocks, skips_missing=True))
+
+    def _read_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
+        return self._backend.answer(statistic, blocks)
 
     @contextmanager
     def open_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Iterator[Answer]:

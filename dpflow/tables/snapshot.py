@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,9 +16,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import (
     Answer,
-    CountedSums,
     DataRequest,
-    GroupedSums,
     GroupedUnits,
     GroupEstimates,
     GroupMoments,
@@ -93,16 +90,9 @@ class SnapshotTable(PrivateTable):
                 )
             yield
 
-    def answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
-        """As `PrivateTable.answer`, of the snapshot's rows."""
-        counted = isinstance(statistic, CountedSums)
-        plain = GroupedSums(**vars(statistic)) if counted else statistic
+    def _read_answer(self, statistic: DataRequest, blocks: Sequence[str]) -> Answer:
         with self._hold_snapshot():
-            answer = super().answer(plain, blocks)
-        if not counted:
-            return answer
-        # What counts units opens the file itself.
-        return replace(answer, whole=self.grouped_units((), blocks, skips_missing=True))
+            return super()._read_answer(statistic, blocks)
 
     def check_request(
         self, statistic: DataRequest | GroupMoments | GroupEstimates, blocks: Sequence[str] = ()

@@ -25,6 +25,13 @@ ROWS_QUERY = "SELECT * FROM contract_rows"
 
 
 @contextmanager
+def _open_relation(table: Table) -> Iterator[tuple[sandbox.Connection, sandbox.Relation]]:
+    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
+        name = table.relation_name
+        yield connection, connection.find_relation(name, table.trusts_sql(name))
+
+
+@contextmanager
 def open_rows(
     table: Table, blocks: Sequence[str], columns: Mapping[str, str], fewest_units: int
 ) -> Iterator[Callable[[], Any]]:
@@ -37,10 +44,7 @@ def open_rows(
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
-        relation = connection.find_relation(
-            table.relation_name, table.trusts_sql(table.relation_name)
-        )
+    with _open_relation(table) as (connection, relation):
         query = contract_query(table, relation, blocks, columns, fewest_units)
         connection.execute(f"CREATE TEMP VIEW contract_rows AS {query}")
         yield lambda: connection.lend(ConnectionWrapper)
@@ -52,10 +56,7 @@ def open_all_columns(table: Table, blocks: Sequence[str]) -> Iterator[Callable[[
 
     Raises as `open_rows`, and `TableUnreadable` for blocks of a relation without a usable block column.
     """
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
-        relation = connection.find_relation(
-            table.relation_name, table.trusts_sql(table.relation_name)
-        )
+    with _open_relation(table) as (connection, relation):
         rows = "true"
         if table.block is not None and blocks:
             folded = {name.casefold(): field for name, field in relation.fields.items()}
@@ -87,11 +88,8 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
     """
-    with file_list.open_source(table.database, f"table {table.name!r}") as connection:
-        relation = connection.find_relation(
-            table.relation_name, table.trusts_sql(table.relation_name)
-        )
-    folded = {name.casefold(): field for name, field in relation.fields.items()}
+    with _open_relation(table) as (_, relation):
+        folded = {name.casefold(): field for name, field in relation.fields.items()}
     usable = []
     for name in names:
         declared = table.columns.get(name, Column())

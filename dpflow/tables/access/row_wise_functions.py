@@ -10,14 +10,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from dpflow.tables.access import arithmetic
+
 #: Whole numbers that compare by widening, with their least and largest values.
-RANGES: dict[str, tuple[int, int]] = {
-    **{f"{name}int": (-(2**bits), 2**bits - 1) for name, bits in
-       (("tiny", 7), ("small", 15), ("big", 63), ("huge", 127))},
-    **{f"u{name}": (0, 2**bits - 1) for name, bits in
-       (("tinyint", 8), ("smallint", 16), ("integer", 32), ("bigint", 64))},
-    "integer": (-(2**31), 2**31 - 1),
-}  # fmt: skip
+RANGES = {kind: ends for kind, ends in arithmetic.RANGES.items() if kind != "boolean"}
 FLOATS = {"float", "double"}
 TIMES = {"timestamp", "timestamp_s", "timestamp_ms", "timestamp_ns", "timestamp with time zone"}
 #: Types that expressions may read; a column of another type is only passed on, or asked for NULL.

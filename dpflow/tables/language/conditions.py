@@ -113,6 +113,15 @@ class Reader:
             )
         return self._read_node(parsed.this, MOST_DEPTH)
 
+    def parse_list(self) -> list[Any]:
+        """The expressions of a text that is a list of them; none where it is anything else."""
+        from sqlglot import exp
+
+        parsed = self.parse_after(exp.Select, "SELECT")
+        clauses = {} if parsed is None else {n: v for n, v in parsed.args.items() if v}
+        # FROM, WHERE, GROUP BY and LIMIT are clauses, too, and all of them are refused.
+        return list(clauses["expressions"]) if set(clauses) == {"expressions"} else []
+
     def parse_after(self, kind: Any, keyword: str) -> Any:
         """What sqlglot makes of the text after a keyword; None if it is not one thing of this kind."""
         from sqlglot.errors import SqlglotError

@@ -113,19 +113,13 @@ class _Reader(Reader):
 
     def read_root(self) -> Node:
         """The expression."""
-        from sqlglot import exp
-
-        parsed = self.parse_after(exp.Select, "SELECT")
-        clauses = (
-            {} if parsed is None else {name: value for name, value in parsed.args.items() if value}
-        )
-        # FROM, WHERE, GROUP BY and LIMIT are clauses, too, and all of them are refused.
-        if set(clauses) != {"expressions"} or len(clauses["expressions"]) != 1:
+        listed = self.parse_list()
+        if len(listed) != 1:
             refuse_sql(
                 "one expression",
                 "it is not one SQL expression; write what gives one number per group, such as avg(x)",
             )
-        node = self._read_node(clauses["expressions"][0], MOST_DEPTH)
+        node = self._read_node(listed[0], MOST_DEPTH)
         if not _has_aggregate(node):
             refuse_sql("aggregates", "it has no aggregate; write one, such as avg(x) or count(*)")
         return node
@@ -178,35 +172,23 @@ class _Reader(Reader):
                 descending=bool(order.args.get("desc")),
                 nulls_first=bool(order.args.get("nulls_first")),
             )
-        if kind == "CountIf":
-            return Aggregate(
-                "FILTER",
-                (
-                    Aggregate("count(*)", ()),
-                    *self._read_arguments(self.take_arguments(found, "this"), depth),
-                ),
-            )
-        if kind == "Median":
-            return Aggregate(
-                "quantile_cont",
-                (*self._read_arguments(self.take_arguments(found, "this"), depth), _HALF),
-            )
         if kind in _QUANTILES:
             name, share = _QUANTILES[kind]
-            node = Aggregate(
-                name, self._read_arguments(self.take_arguments(found, "this", share), depth)
-            )
+            node = Aggregate(name, self._read_named(found, depth, "this", share))
             if node.args[1].op != "number" or not 0 <= node.args[1].args[0] <= 1:
                 refuse_sql("literals", "a quantile is asked at a literal between 0 and 1")
             return node
         if kind in _TWO:
-            return Aggregate(
-                _TWO[kind],
-                self._read_arguments(self.take_arguments(found, "this", "expression"), depth),
-            )
-        return Aggregate(
-            _ONE[kind], self._read_arguments(self.take_arguments(found, "this"), depth)
-        )
+            return Aggregate(_TWO[kind], self._read_named(found, depth, "this", "expression"))
+        operands = self._read_named(found, depth, "this")
+        if kind == "CountIf":
+            return Aggregate("FILTER", (Aggregate("count(*)", ()), *operands))
+        if kind == "Median":
+            return Aggregate("quantile_cont", (*operands, _HALF))
+        return Aggregate(_ONE[kind], operands)
+
+    def _read_named(self, found: Any, depth: int, *names: str) -> tuple[Node, ...]:
+        return self._read_arguments(self.take_arguments(found, *names), depth)
 
     def _read_arguments(self, found: list[Any], depth: int) -> tuple[Node, ...]:
         return tuple(self._read_node(one, depth - 1) for one in found)

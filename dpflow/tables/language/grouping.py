@@ -19,7 +19,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.conditions import Reader, keep_parsed
 from dpflow.tables.language.group_bounds import inherit_bounds
-from dpflow.tables.language.nodes import MOST_DEPTH, PART_RANGES, Node, refuse_sql
+from dpflow.tables.language.nodes import COMPARISONS, MOST_DEPTH, PART_RANGES, Node, refuse_sql
 
 #: Keys that an expression may have by itself; beyond it they are private, or declared.
 MOST_KEYS = 100_000
@@ -122,16 +122,13 @@ class _ListReader(Reader):
 
     def read_list(self) -> list[Node]:
         """The expressions, at least one."""
-        from sqlglot import exp
-
-        parsed = self.parse_after(exp.Select, "SELECT")
-        clauses = {} if parsed is None else {n: v for n, v in parsed.args.items() if v}
-        if set(clauses) != {"expressions"}:
+        listed = self.parse_list()
+        if not listed:
             refuse_sql(
                 "one grouping",
                 "it is no list of columns and expressions; write what stands after GROUP BY",
             )
-        return [self._read_node(one, MOST_DEPTH) for one in clauses["expressions"]]
+        return [self._read_node(one, MOST_DEPTH) for one in listed]
 
 
 def list_keys(node: Node, table: Table) -> tuple[str, ...] | None:
@@ -185,19 +182,8 @@ def _list_operand(value: Node, table: Table) -> tuple[str, ...] | None:
 #: Operators that give one of their operands' texts, or a text made of them.
 _OF_TEXTS = ("CASE", "coalesce", "substring", "||")
 _TRUTHS = {
-    "=",
-    "<>",
-    "<",
-    "<=",
-    ">",
-    ">=",
-    "AND",
-    "OR",
-    "NOT",
-    "IS NULL",
-    "IN",
-    "LIKE",
-    "regexp_matches",
+    *COMPARISONS.values(),
+    *("AND", "OR", "NOT", "IS NULL", "IN", "LIKE", "regexp_matches"),
 }
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,11 +13,9 @@ import duckdb
 
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access import sql
-from dpflow.tables.loading.column_types import normalize_types
 from dpflow.tables.loading.report import Rejects
 from dpflow.tables.loading.sources import (
-    FileStates,
-    LoadSource,
+    FileSource,
     find_state,
     open_unpacked,
     require_columns,
@@ -79,15 +76,14 @@ def read_header(file: Path, form: CsvFormat) -> list[str]:
     return names
 
 
-class CsvSource(LoadSource):
+class CsvSource(FileSource):
     """CSV files of one header, gzipped or not."""
 
     def __init__(
         self, files: Sequence[Path], columns: Mapping[str, str], form: CsvFormat = CsvFormat()
     ) -> None:
-        self.files, self.columns, self.form = files, normalize_types(columns), form
-        self._states = FileStates.note(files)
-        self._header = read_header(files[0], form)
+        super().__init__(files, columns)
+        self.form, self._header = form, read_header(files[0], form)
         for other in files[1:]:
             if read_header(other, form) != self._header:
                 raise InvalidInput(
@@ -95,11 +91,10 @@ class CsvSource(LoadSource):
                 )
         require_columns(columns, self._header, str(files[0]))
         self.ignored_columns = tuple(n for n in self._header if n not in columns)
-        self.name = ", ".join(map(str, files))
 
     def fingerprint(self) -> str:
         # Another delimiter or text for a missing value makes other rows of the same bytes.
-        return hashlib.sha256(repr((self._states.digest(), self.form)).encode()).hexdigest()
+        return hashlib.sha256(repr((super().fingerprint(), self.form)).encode()).hexdigest()
 
     def _value(self, column: str) -> tuple[str, str]:
         return sql.quote_name(column), "VARCHAR"
@@ -108,11 +103,6 @@ class CsvSource(LoadSource):
         if kind == "DATE":
             return self.form.date_format
         return self.form.timestamp_format if kind.startswith("TIMESTAMP") else None
-
-    @contextmanager
-    def _attach(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-        yield
-        self._states.require_unchanged()
 
     def _relation(self) -> str:
         return self._read_files(self.files, "reject")

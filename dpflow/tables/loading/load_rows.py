@@ -11,7 +11,6 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 import duckdb
 
@@ -283,14 +282,7 @@ def find_columns(database: Path, table: str) -> dict[str, str]:
 def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """The file, to be written; DuckDB spills into a folder beside it (`spill_folder`)."""
     with spill_folder(database.absolute().parent) as spill:
-        settings: dict[str, Any] = {
-            "memory_limit": sandbox.memory_limit(),
-            "temp_directory": str(spill),
-            "autoinstall_known_extensions": False,
-            "autoload_known_extensions": False,
-            # The order of rows means nothing here, and keeping it takes memory.
-            "preserve_insertion_order": False,
-        }
+        settings = sandbox.session_settings(spill)
         opened = sandbox.wait_for_file(lambda: duckdb.connect(str(database), config=settings))
         with opened as connection:
             connection.execute("SET TimeZone = 'UTC'")

@@ -216,19 +216,31 @@ class LoadSource(ABC):
         return f"not {self.columns[column]}" if column else "not JSON"
 
 
-class JsonSource(LoadSource):
-    """JSON files: one object a line, or one array of objects. Fields that nobody declared are left
-    out, and a missing field has no value.
-    """
+class FileSource(LoadSource):
+    """Files, which must stay as they are while they are read."""
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
         self._states = FileStates.note(files)
         self.files, self.columns = files, normalize_types(columns)
         self.name = ", ".join(map(str, files))
-        self._format = "array" if all(map(_starts_array, files)) else "newline_delimited"
 
     def fingerprint(self) -> str:
         return self._states.digest()
+
+    @contextmanager
+    def _attach(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
+        yield
+        self._states.require_unchanged()
+
+
+class JsonSource(FileSource):
+    """JSON files: one object a line, or one array of objects. Fields that nobody declared are left
+    out, and a missing field has no value.
+    """
+
+    def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
+        super().__init__(files, columns)
+        self._format = "array" if all(map(_starts_array, files)) else "newline_delimited"
 
     def _relation(self) -> str:
         # Lines that are no JSON come as NULL.
@@ -257,25 +269,15 @@ class JsonSource(LoadSource):
     def _broken_row(self) -> str:
         return "(json IS NULL OR json_type(json) <> 'OBJECT')"
 
-    @contextmanager
-    def _attach(self, connection: duckdb.DuckDBPyConnection) -> Iterator[None]:
-        yield
-        self._states.require_unchanged()
 
-
-class ParquetSource(LoadSource):
+class ParquetSource(FileSource):
     """Parquet files; their own types, unless others are declared."""
 
     def __init__(self, files: Sequence[Path], columns: Mapping[str, str]) -> None:
-        self._states = FileStates.note(files)
-        self.files, self.columns = files, normalize_types(columns)
-        self.name = ", ".join(map(str, files))
+        super().__init__(files, columns)
         self._stored: dict[str, str] = {}
         self._text_types: dict[str, str] = {}
         self._parts: list[str] = []
-
-    def fingerprint(self) -> str:
-        return self._states.digest()
 
     def _relation(self) -> str:
         return f"({' UNION ALL '.join(self._parts)})"
@@ -311,8 +313,8 @@ class ParquetSource(LoadSource):
             self._parts.append(f"SELECT {', '.join(values)} FROM {_read_files(files)}")
         known = dict.fromkeys(name for _, types in groups for name in types)
         self.ignored_columns = tuple(name for name in known if name not in self.columns)
-        yield
-        self._states.require_unchanged()
+        with super()._attach(connection):
+            yield
 
 
 class ObjectSource(LoadSource):

@@ -144,14 +144,10 @@ def units_query(reading: RequestQuery, columns: Sequence[str]) -> str:
     """The query of the number of units and rows in all groups, and of rows that have a value in
     every one of some columns.
     """
-    fields = [reading.column(name) for name in columns]
-    outputs = [
-        f"{sql.bounded_number(field, reading.table.column(name))} AS x{i}"
-        for i, (field, name) in enumerate(zip(fields, columns))
-    ]
+    outputs, kinds = _number_columns(reading, columns), [reading.column(n).kind for n in columns]
     present = [
-        f"x{i} IS NOT NULL" if field.kind in ("varchar", "enum") else f"NOT isnan(x{i})"
-        for i, field in enumerate(fields)
+        f"x{i} IS NOT NULL" if kind in ("varchar", "enum") else f"NOT isnan(x{i})"
+        for i, kind in enumerate(kinds)
     ]
     # DuckDB's count_if is NULL where there are no rows.
     complete = f"count(*) FILTER (WHERE {' AND '.join(present) or 'true'}) AS complete"

@@ -18,6 +18,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
     UnboundedValues,
     group_limit,
+    row_limit,
 )
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import sandbox, sql
@@ -26,6 +27,8 @@ from dpflow.tables.backends.contract import require_blocks
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     KEY_BITS,
+    Truncation,
+    Value,
     keyed_fraction,
 )
 from dpflow.tables.backends.duckdb_backend.requests.joins import JoinedRelation
@@ -223,18 +226,31 @@ class RequestQuery:
         )
         return f"SELECT {columns} FROM {self.relation} AS t{joins}{join} WHERE {conditions}"
 
-    def in_groups(
-        self, request: SortedValues | UnboundedValues, outputs: list[str]
-    ) -> tuple[str, int | None]:
-        """Rows with the code of their group, and how many groups a unit keeps; None if by plan
-        there are no more.
-        """
+    def in_groups(self, request: SortedValues | UnboundedValues, outputs: list[str]) -> str:
+        """Rows with the code of their group."""
         if request.by is None:
-            return self.select_rows(["0 AS code", *outputs]), None
-        rows = self.select_rows(
-            ["keys.code AS code", *outputs], join=self.join_keys(self.column(request.by))
+            return self.select_rows(["0 AS code", *outputs])
+        keys = self.join_keys(self.column(request.by))
+        return self.select_rows(["keys.code AS code", *outputs], join=keys)
+
+    def truncate(
+        self,
+        request: GroupedSums | SortedValues | UnboundedValues,
+        rows: str,
+        values: tuple[Value, ...],
+        keys: int | None,
+    ) -> Truncation:
+        """How the contributions of a request's rows are truncated; reads nothing."""
+        return Truncation(
+            rows,
+            values,
+            request.rows_per_group,
+            group_limit(request),
+            keys,
+            self.protected_columns,
+            salt=self.salt,
+            total=row_limit(request),
         )
-        return rows, group_limit(request)
 
     def of_block(self, block: str, salt: int) -> RequestQuery:
         """The same of one block, truncated by draws that its rows decide."""

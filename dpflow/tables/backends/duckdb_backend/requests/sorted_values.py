@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.columns import Column
-from dpflow.core.contract.requests import SortedValues, ValueCounts, row_limit
+from dpflow.core.contract.requests import SortedValues, ValueCounts
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
@@ -36,18 +36,8 @@ def truncate_request(reading: RequestQuery, request: SortedValues) -> tuple[Trun
     low, high = declared.grid_bounds()
     value = Value(low - above, high - above, 0)
     output = f"{sql.write_grid_steps(reading.column(request.column), declared, above=above)} AS v0"
-    rows, groups = reading.in_groups(request, [output])
-    size, unit = len(request.keys), reading.protected_columns
-    return Truncation(
-        rows,
-        (value,),
-        request.rows_per_group,
-        groups,
-        size,
-        unit,
-        salt=reading.salt,
-        total=row_limit(request),
-    ), value
+    rows = reading.in_groups(request, [output])
+    return reading.truncate(request, rows, (value,), len(request.keys)), value
 
 
 def answer_request(reading: RequestQuery, request: SortedValues) -> ValueCounts:

@@ -10,8 +10,6 @@ from numpy.typing import NDArray
 from dpflow.core.contract.requests import (
     GroupedSums,
     Groups,
-    group_limit,
-    row_limit,
 )
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, round_square
@@ -54,16 +52,7 @@ def truncate_request(
         largest = max(map(square.round_square, declared.grid_bounds()))
         values.append(Value(0, largest, square.half, declared.missing == "skip"))
     if request.by is None:
-        rows = reading.select_rows(outputs)
-        return Truncation(
-            rows,
-            tuple(values),
-            request.rows_per_group,
-            None,
-            1,
-            reading.protected_columns,
-            salt=reading.salt,
-        )
+        return reading.truncate(request, reading.select_rows(outputs), tuple(values), 1)
     by = reading.column(request.by)
     size = None if request.keys is None else len(request.keys)
     if private_keys is not None:
@@ -72,16 +61,7 @@ def truncate_request(
         rows = reading.select_rows([f"{code} AS code", *outputs], where=[f"{by.sql} IS NOT NULL"])
     else:
         rows = reading.select_rows(["keys.code AS code", *outputs], join=reading.join_keys(by))
-    return Truncation(
-        rows,
-        tuple(values),
-        request.rows_per_group,
-        group_limit(request),
-        size,
-        reading.protected_columns,
-        salt=reading.salt,
-        total=row_limit(request),
-    )
+    return reading.truncate(request, rows, tuple(values), size)
 
 
 def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:

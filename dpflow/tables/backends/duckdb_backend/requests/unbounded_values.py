@@ -32,7 +32,6 @@ from dpflow.core.contract.requests import (
     OpenColumn,
     PublicSize,
     UnboundedValues,
-    row_limit,
 )
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import (
@@ -82,17 +81,8 @@ def statement(reading: RequestQuery, request: UnboundedValues) -> str:
     """The statement that makes the table ``kept`` of a request; reads nothing."""
     column = reading.column(request.column)
     value = sql.open_number(column, reading.table.column(request.column))
-    rows, groups = reading.in_groups(request, [f"{value} AS v0"])
-    truncation = Truncation(
-        rows,
-        (),
-        request.rows_per_group,
-        groups,
-        len(request.keys),
-        reading.protected_columns,
-        salt=reading.salt,
-        total=row_limit(request),
-    )
+    rows = reading.in_groups(request, [f"{value} AS v0"])
+    truncation = reading.truncate(request, rows, (), len(request.keys))
     return keep(truncation, reading.has_unique_units(), doubles=not sql.has_exact_integers(column))
 
 
