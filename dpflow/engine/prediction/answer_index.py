@@ -13,7 +13,7 @@ import base64
 import json
 import secrets
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b, shake_256
+from hashlib import blake2b
 from typing import Any, Final
 
 import numpy as np
@@ -25,7 +25,7 @@ Keys = NDArray[np.uint64]
 
 NAME_BYTES: Final = 16
 NONCE_BYTES: Final = 16
-#: The stored form of a batch that this version writes, under the key "form". Form 1 has no mark.
+#: The stored form of a batch that this version writes, under the key "form".
 FORM: Final = 2
 
 
@@ -37,19 +37,14 @@ class PointNames:
     costs nobody privacy. A batch is stored as its names xor a keystream of its own, BLAKE2b of a
     nonce and a counter: an export shows neither who was asked about, nor whether two sessions were
     asked the same. A personalisation of the hash separates the two purposes of the key.
-
-    A session that form 1 began keeps that form's names, because a point must find its answer.
     """
 
     def __init__(self, key: bytes) -> None:
         self._key = key  # 32 bytes
-        self._form = FORM
 
     def name_points(self, codes: Codes) -> list[bytes]:
         """The name of each point: 16 bytes for each row of integers."""
         codes = np.ascontiguousarray(codes, np.int64)
-        if self._form == 1:
-            return self._name_in_form_1(codes)
         data, width = codes.tobytes(), 8 * codes.shape[1]
         # A copy of a keyed state costs less than to absorb the key for each point.
         keyed = blake2b(digest_size=NAME_BYTES, key=self._key, person=b"point name")
@@ -59,14 +54,6 @@ class PointNames:
             state.update(data[start : start + width])
             names.append(state.digest())
         return names
-
-    def _name_in_form_1(self, codes: Codes) -> list[bytes]:
-        """Four multilinear hashes of 32 bits (Lemire and Kaser 2014), as dpflow 0.1 had them."""
-        halves = codes.view(np.uint32).astype(np.uint64)
-        stream = shake_256(self._key + b"names").digest(32 * (halves.shape[1] + 1))
-        factors = np.frombuffer(stream, np.uint64).reshape(-1, 4)
-        hashes = (halves @ factors[1:] + factors[0]) >> np.uint64(32)
-        return _split_names(hashes.astype(np.uint32).tobytes())
 
     def seal(self, names: Sequence[bytes]) -> dict[str, Any]:
         """Names as a batch stores them; never twice the same."""
@@ -80,17 +67,11 @@ class PointNames:
         """The names of a stored batch. Raises `ValueError`, `LookupError` or `TypeError` for
         anything that is none.
         """
-        if "form" in batch and batch["form"] != FORM:
+        if batch["form"] != FORM:
             raise ValueError("a batch of a later version")
-        sealed = base64.b64decode(batch["names" if "form" in batch else "points"])
+        sealed = base64.b64decode(batch["names"])
         nonce, names = sealed[:NONCE_BYTES], sealed[NONCE_BYTES:]
-        if "form" in batch:
-            return _split_names(_xor_bytes(names, self._keystream(nonce, len(names))))
-        # From here on: what was answered must be found under its names.
-        self._form = 1
-        return _split_names(
-            _xor_bytes(names, shake_256(self._key + b"batch" + nonce).digest(len(names)))
-        )
+        return _split_names(_xor_bytes(names, self._keystream(nonce, len(names))))
 
     def _keystream(self, nonce: bytes, length: int) -> bytes:
         blocks = (

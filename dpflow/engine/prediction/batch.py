@@ -11,7 +11,12 @@ from pydantic import Field, ValidationError
 
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.core.contract.strict_models import Strict, describe_problems
-from dpflow.engine.prediction.session import BATCH, PredictionSession, most_predictions
+from dpflow.engine.prediction.session import (
+    BATCH,
+    PredictionSession,
+    most_predictions,
+    require_predictions,
+)
 from dpflow.engine.prediction.student import (
     Student,
     make_estimator,
@@ -21,7 +26,7 @@ from dpflow.engine.prediction.student import (
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import Publish, require_public
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import InvalidDeclaration, PlanRefused
+from dpflow.errors import InvalidDeclaration
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import publish_answers, read_points
@@ -78,11 +83,9 @@ def label_points(
         SessionClosed: more new points than predictions are left.
         BudgetExceeded, InvalidInput, TableError, NotPublished: as for a release.
     """
+    require_predictions(plan)
     params = plan.params
-    if not isinstance(params, PredictionParams):
-        raise PlanRefused(
-            f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
-        )
+    assert isinstance(params, PredictionParams)
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
     # Before anything is charged: a student that cannot be trained is refused.
