@@ -23,14 +23,10 @@ from typing import IO, Any
 
 from dpflow.engine.sessions import model_worker
 from dpflow.engine.sessions.candidate import CandidateStopped, LoadedModel
-from dpflow.engine.sessions.model_worker import (
-    read_array,
-    read_message,
-    write_array,
-    write_message,
-)
+from dpflow.engine.sessions.model_worker import read_array, write_array
 from dpflow.engine.sessions.process_lock import is_lockable
 from dpflow.errors import InvalidInput, TableUnreadable
+from dpflow.tables.public.query_worker import read_message, write_message
 
 #: Bytes of memory that a process may address, and seconds for its start.
 MAX_MEMORY, MAX_START = 4 * 2**30, 300

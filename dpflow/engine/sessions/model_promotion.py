@@ -72,22 +72,22 @@ class Promoter:
     @registry_in_reach()
     def find_champion(self) -> Champion | None:
         """The version behind the alias."""
-        aliases = self._client.get_registered_model(self.model).aliases
-        if self.alias not in aliases:
-            return None
-        return _read_champion(self._client.get_model_version(self.model, str(aliases[self.alias])))
+        standing = self._find_standing()
+        return None if standing is None else _read_champion(standing)
 
     @registry_in_reach()
     def find_replaced(self) -> Champion | None:
         """The version that the one behind the alias is tagged to have replaced."""
-        aliases = self._client.get_registered_model(self.model).aliases
-        if self.alias not in aliases:
+        standing = self._find_standing()
+        former = None if standing is None else standing.tags.get("dpflow.replaced")
+        if not former:
             return None
-        now = self._client.get_model_version(self.model, str(aliases[self.alias]))
-        former = now.tags.get("dpflow.replaced")
-        return (
-            _read_champion(self._client.get_model_version(self.model, former)) if former else None
-        )
+        return _read_champion(self._client.get_model_version(self.model, former))
+
+    def _find_standing(self) -> Any:
+        """The model version behind the alias, or None."""
+        number = self._client.get_registered_model(self.model).aliases.get(self.alias)
+        return None if number is None else self._client.get_model_version(self.model, str(number))
 
     @registry_in_reach()
     def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:

@@ -23,6 +23,7 @@ import numpy as np
 from dpflow.engine.sessions.candidate import FIXED, LoadedModel, load_bytes
 from dpflow.engine.sessions.process_lock import lock_process
 from dpflow.errors import InvalidInput
+from dpflow.tables.public.query_worker import read_message, write_message
 
 #: What is sent to the first process, and its answers: a word, and seconds or the number of a process.
 COMMAND = struct.Struct(">4sQ")
@@ -30,25 +31,6 @@ FORK, KILL = b"fork", b"kill"
 READY = COMMAND.pack(b"done", 0)
 #: Bytes of a message about a model, and of the model.
 MAX_TEXT, MAX_FILE = 100_000, 2**30
-
-
-def read_message(stream: IO[bytes], max_bytes: int) -> bytes | None:
-    """The next message; None at the end, and where it is longer than that."""
-    header = stream.read(8)
-    if len(header) < 8:
-        return None
-    (size,) = struct.unpack(">Q", header)
-    if size > max_bytes:
-        return None
-    content = stream.read(size)
-    return content if len(content) == size else None
-
-
-def write_message(stream: IO[bytes], content: bytes) -> None:
-    """Send one message."""
-    stream.write(struct.pack(">Q", len(content)))
-    stream.write(content)
-    stream.flush()
 
 
 def write_array(array: Any) -> bytes:

@@ -323,13 +323,13 @@ def list_exact(rows: Sequence[Sequence[Any]]) -> list[tuple[int, int, str]]:
     ]
 
 
-def read_message(stream: IO[bytes]) -> bytes | None:
+def read_message(stream: IO[bytes], max_bytes: int = MAX_BYTES) -> bytes | None:
     """One message; None at the end of the stream, or for one that is too large."""
     header = stream.read(8)
     if len(header) < 8:
         return None
     (size,) = struct.unpack("<Q", header)
-    if size > MAX_BYTES:
+    if size > max_bytes:
         return None
     content = stream.read(size)
     return content if len(content) == size else None
