@@ -386,11 +386,16 @@ class _Expectation:
         return self._share(f"{quote_column(self._column())} IS NOT NULL")
 
     def _map_column_values_to_be_between(self) -> list[dict[str, Any]]:
+        return self._between("{}")
+
+    def _between(self, form: str) -> list[dict[str, Any]]:
         parts = {"at_least": ("<", "<="), "at_most": (">", ">=")}
         bounds = [
             f"{parts[side][strict]} {self._literal(value)}" for side, value, strict in self._range()
         ]
-        return self._of_values(lambda column: " OR ".join(f"{column} {one}" for one in bounds))
+        return self._of_values(
+            lambda column: " OR ".join(f"{form.format(column)} {bound}" for bound in bounds)
+        )
 
     def _map_column_values_to_be_in_set(self) -> list[dict[str, Any]]:
         values = self._values()
@@ -417,11 +422,7 @@ class _Expectation:
         return self._of_values(lambda column: f"{column} LIKE {pattern}")
 
     def _map_column_value_lengths_to_be_between(self) -> list[dict[str, Any]]:
-        parts = {"at_least": ("<", "<="), "at_most": (">", ">=")}
-        bounds = [
-            f"{parts[side][strict]} {self._literal(value)}" for side, value, strict in self._range()
-        ]
-        return self._of_values(lambda c: " OR ".join(f"length({c}) {one}" for one in bounds))
+        return self._between("length({})")
 
     def _map_column_value_lengths_to_equal(self) -> list[dict[str, Any]]:
         length = self._literal(self._get("value"))
