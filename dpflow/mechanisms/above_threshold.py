@@ -52,7 +52,6 @@ class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery])
     job = "gate"
     summary = "session: is a count below its threshold? free until it is"
     citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23 (sparse vector)"
-    Params = AboveThresholdParams
     Query = ThresholdQuery
 
     def limits(self, params: AboveThresholdParams) -> Mapping[str, int]:

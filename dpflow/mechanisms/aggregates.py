@@ -75,7 +75,6 @@ class Aggregates(MeasureMechanism[AggregatesParams]):
     job = "groups"
     summary = "several counts, sums, means and variances of one GROUP BY, for one epsilon or for target errors"
     citation = "Dwork, McSherry, Nissim, Smith 2006; budget split proved in dpflow.core.toolbox.budget_split"
-    Params = AggregatesParams
 
     def list_measures(self, params: AggregatesParams) -> Sequence[Measure]:
         """The measures as the release file lists them."""

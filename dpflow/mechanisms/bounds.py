@@ -78,7 +78,6 @@ class Bounds(Mechanism[BoundsParams]):
         "powers of two between which nearly all values of a column lie, to declare its bounds with"
     )
     citation = "Wilson et al. 2020 (differentially private SQL with bounded user contribution, approximate bounds)"
-    Params = BoundsParams
 
     def _group_keys(self, params: BoundsParams, table: Table) -> tuple[str, ...]:
         return ("",) if params.by is None else table.public_keys(params.by)

@@ -44,7 +44,6 @@ class Steps(Calculator[StepsParams]):
     name = "steps"
     summary = "total epsilon of different adaptive steps, and the steps that a total allows in given proportions"
     citation = "Feldman, Steinke 2017, Thm. 2.4"
-    Params = StepsParams
 
     def make_sheet(self, params: StepsParams) -> Sheet:
         """One line for each step, and the total. Raises `InvalidInput` if deltas do not match
@@ -95,7 +94,6 @@ class Group(Calculator[GroupParams]):
     citation = (
         "Dwork, Roth 2014, Thm. 2.2; Bun, Steinke 2016, Prop. 1.9; triangle inequality for delta"
     )
-    Params = GroupParams
 
     def make_sheet(self, params: GroupParams) -> Sheet:
         """One line for each size of a group; empty where nothing is promised any more."""
@@ -159,7 +157,6 @@ class MedianRows(Calculator[MedianRowsParams]):
     name = "median_rows"
     summary = "rows that a median of a column with bounds needs (exponential mechanism)"
     citation = Median.citation
-    Params = MedianRowsParams
 
     def make_sheet(self, params: MedianRowsParams) -> Sheet:
         """One line per alpha, by the mechanism itself."""
@@ -199,7 +196,6 @@ class Parallel(Calculator[ParallelParams]):
     name = "parallel"
     summary = "what releases on disjoint blocks cost a unit in one block, and a unit in all of them"
     citation = "McSherry 2009, Thm. 4"
-    Params = ParallelParams
 
     def make_sheet(self, params: ParallelParams) -> Sheet:
         """The total for a unit in one block, and for a unit in every block."""

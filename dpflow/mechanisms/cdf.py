@@ -156,7 +156,6 @@ class Cdf(Mechanism[CdfParams]):
     version = 2  # 1 weighed all doubles the same
     summary = "the distribution of a column, bounded or not: shares below, within, and all quantiles, with intervals"
     citation = "McSherry, Talwar 2007; Kaplan, Schnapp, Stemmer 2022 (medians of halves); Hay et al. 2010 (trees of counts)"
-    Params = CdfParams
 
     def _moved(self, params: CdfParams, table: Table) -> RowSensitivity:
         return table.sensitivity(self.data_request(params, table))

@@ -73,7 +73,6 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
     citation = (
         "Dwork, McSherry, Nissim, Smith 2006; linear checks in dpflow.core.toolbox.row_checks"
     )
-    Params = CheckRowsParams
 
     def computed_columns(self, params: CheckRowsParams, table: Table) -> Mapping[str, Column]:
         """1 in the rows that a check counts."""

@@ -79,7 +79,6 @@ class Contributions(Mechanism[ContributionsParams]):
     job = "distribution"
     summary = "how many rows and groups units have, to choose contribution bounds by"
     citation = "Amin, Kulesza, Munoz, Vassilvitskii 2019 (bounding user contributions for differential privacy)"
-    Params = ContributionsParams
 
     def _groupings(self, params: ContributionsParams, table: Table) -> tuple[str, ...]:
         if params.groupings is not None:

@@ -35,7 +35,6 @@ class Count(MeasureMechanism[CountParams]):
     citation = (
         "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
     )
-    Params = CountParams
 
     def list_measures(self, params: CountParams) -> tuple[Measure, ...]:
         """One count of rows."""
@@ -51,7 +50,6 @@ class CountDistinct(MeasureMechanism[CountParams]):
     citation = (
         "Ghosh, Roughgarden, Sundararajan 2009 (universally utility-maximizing privacy mechanisms)"
     )
-    Params = CountParams
 
     def list_measures(self, params: CountParams) -> tuple[Measure, ...]:
         """One count of privacy units."""

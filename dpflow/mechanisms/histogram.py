@@ -33,7 +33,6 @@ class Histogram(MeasureMechanism[HistogramParams]):
     job = "groups"
     summary = "number of rows of every public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (calibrating noise to sensitivity); discrete form of Ghosh et al. 2009"
-    Params = HistogramParams
 
     def list_measures(self, params: HistogramParams) -> tuple[Measure, ...]:
         """One count of rows for each public key."""

@@ -130,7 +130,6 @@ class KeyUnion(Mechanism[KeyUnionParams]):
     job = "groups"
     summary = "the keys of a private column that enough units share, without counts"
     citation = "Gopi et al. 2020 (differentially private set union); Swanberg, Desfontaines, Haney 2023 (DP-SIPS)"
-    Params = KeyUnionParams
 
     def plan_rounds(self, params: KeyUnionParams, table: Table) -> tuple[Round, ...]:
         """What the privacy cost buys. Raises `PlanRefused` for one that is too small for Gaussian

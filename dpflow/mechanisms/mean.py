@@ -29,7 +29,6 @@ class Mean(MeasureMechanism[ColumnParams]):
     job = "one number"
     summary = "mean of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (noisy sum over noisy count)"
-    Params = ColumnParams
 
     def list_measures(self, params: ColumnParams) -> tuple[Measure, ...]:
         """One moment-based measure of the column, named like the mechanism."""

@@ -90,7 +90,6 @@ class MeanGate(Gate[MeanGateParams]):
         "session: is a candidate's claimed mean score plausible, or better than the champion's?"
     )
     citation = "Dwork, Feldman, Hardt, Pitassi, Reingold, Roth 2015 (Thresholdout)"
-    Params = MeanGateParams
 
     def find_metric(self, params: MeanGateParams) -> Metric:
         """The session's."""

@@ -108,7 +108,6 @@ class PrivateAggregates(MeasureMechanism[PrivateAggregatesParams]):
         "Simmons-Marengo, Gipson 2020 (selection beside several aggregates); proof in this module"
     )
     version = 2  # 1 paid for rows and units of groups with one row of a unit, which are equal
-    Params = PrivateAggregatesParams
 
     def list_measures(self, params: PrivateAggregatesParams) -> Sequence[Measure]:
         """The measures as listed, and a count of units where none of them selects keys."""

@@ -57,7 +57,6 @@ class PrivateHistogram(Mechanism[PrivateHistogramParams]):
         "(differentially private partition selection); bounds proved in dpflow.core.toolbox.partition_selection"
     )
     version = 3
-    Params = PrivateHistogramParams
 
     def counts_units(self, params: PrivateHistogramParams) -> bool:
         """Whether keys are counted by units."""

@@ -284,7 +284,6 @@ class Quantile(_Quantiles[QuantileParams]):
     job = "one number"
     summary = "a quantile (p: 1/2 is the median) of a column, by the method that fits it"
     citation = "McSherry, Talwar 2007 (exponential mechanism); Smith 2011 (quantiles); Dong, Durfee, Rogers 2020 (bounded range)"
-    Params = QuantileParams
 
     def list_quantiles(self, params: QuantileParams) -> dict[str, Fraction]:
         """The one quantile p."""
@@ -298,7 +297,6 @@ class Quantiles(_Quantiles[QuantilesParams]):
     job = "distribution"
     summary = "several quantiles of a column, by the method that fits it"
     citation = Quantile.citation
-    Params = QuantilesParams
 
     def list_quantiles(self, params: QuantilesParams) -> dict[str, Fraction]:
         """All quantiles in ascending order, so that sorted answers belong to them."""
@@ -312,7 +310,6 @@ class Minimum(_Quantiles[ExtremeParams]):
     job = "one number"
     summary = "the value of a column that a small part of the rows is below"
     citation = Quantile.citation
-    Params = ExtremeParams
 
     def list_quantiles(self, params: ExtremeParams) -> dict[str, Fraction]:
         """The quantile ``tail`` above the lowest row."""
@@ -338,7 +335,6 @@ class Median(_Quantiles[MedianParams]):
     job = "one number"
     summary = "the median of a column, by the method that fits it; certain if asked"
     citation = f"{Quantile.citation}; Aliakbarpour, Silver, Steinke, Ullman 2023 (certain)"
-    Params = MedianParams
 
     def list_quantiles(self, params: MedianParams) -> dict[str, Fraction]:
         """The middle rank."""

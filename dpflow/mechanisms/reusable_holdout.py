@@ -108,7 +108,6 @@ class ReusableHoldout(Gate[HoldoutParams]):
     citation = (
         "Feldman, Steinke 2017, Theorem 5.1 (stable median); Dwork et al. 2015 (reusable holdout)"
     )
-    Params = HoldoutParams
 
     def find_metric(self, params: HoldoutParams) -> Metric | None:
         """The session's, if it fixes one."""

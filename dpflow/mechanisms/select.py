@@ -141,7 +141,6 @@ class ArgMax(_Select[ArgMaxParams]):
     citation = (
         "McKenna, Sheldon 2020 (permute-and-flip); McSherry, Talwar 2007 (exponential mechanism)"
     )
-    Params = ArgMaxParams
 
 
 class TopK(_Select[TopKParams]):
@@ -153,4 +152,3 @@ class TopK(_Select[TopKParams]):
     citation = (
         "Durfee, Rogers 2019 (top-k by repeated choices); McKenna, Sheldon 2020 (permute-and-flip)"
     )
-    Params = TopKParams

@@ -43,7 +43,6 @@ class Sum(MeasureMechanism[ColumnParams]):
     job = "one number"
     summary = "sum of a bounded column, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006; discrete form of Ghosh et al. 2009"
-    Params = ColumnParams
 
     def list_measures(self, params: ColumnParams) -> tuple[Measure, ...]:
         """One sum of the column."""
@@ -57,7 +56,6 @@ class VectorSum(MeasureMechanism[VectorSumParams]):
     job = "one number"
     summary = "sums of several bounded columns, in total or by public key"
     citation = "Dwork, McSherry, Nissim, Smith 2006 (L1); Canonne, Kamath, Steinke 2020 (L2, discrete Gaussian)"
-    Params = VectorSumParams
 
     def list_measures(self, params: VectorSumParams) -> tuple[Measure, ...]:
         """One sum for each different column."""

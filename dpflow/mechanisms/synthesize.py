@@ -269,7 +269,6 @@ class Synthesize(Mechanism[SynthesizeParams]):
         "McKenna, Miklau, Sheldon 2021 (MST); McKenna, Mullins, Sheldon, Miklau 2022 (AIM); "
         "Canonne, Kamath, Steinke 2020 (discrete Gaussian); Cesar, Rogers 2021 (bounded range)"
     )
-    Params = SynthesizeParams
 
     def _cells(self, params: SynthesizeParams, table: Table) -> list[Cells]:
         cells = []

@@ -77,7 +77,6 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
     job = "gate"
     summary = "session: are a data contract's checks violated? free until one is"
     citation = "Dwork, Roth 2014, Algorithms 1-2, Theorem 3.23; linear checks in dpflow.core.toolbox.row_checks"
-    Params = WatchRowsParams
     Query = WatchQuery
 
     def computed_columns(self, params: WatchRowsParams, table: Table) -> Mapping[str, Column]:

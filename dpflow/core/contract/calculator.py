@@ -16,7 +16,7 @@ from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 from pydantic import BaseModel, ValidationError
 
 from dpflow.core.accounting.amounts import AS_WRITTEN
-from dpflow.core.contract.strict_models import describe_problems
+from dpflow.core.contract.strict_models import TakesParams, describe_problems
 from dpflow.errors import InvalidDeclaration
 
 P = TypeVar("P", bound=BaseModel)
@@ -48,20 +48,19 @@ class Sheet:
         }
 
 
-class Calculator(ABC, Generic[P]):
+class Calculator(TakesParams, ABC, Generic[P]):
     """A question about methods that needs no rows.
 
     Class attributes:
         name: the word on the command line, unique among installed plugins.
         summary: one sentence for ``dpflow calculate``.
         citation: where the formula comes from.
-        Params: the pydantic model of its inputs; its docstring says what they mean, in which unit.
+        Params: the pydantic model of its inputs, the class's type argument; its docstring says what they mean, in which unit.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
     citation: ClassVar[str]
-    Params: ClassVar[type[BaseModel]]
 
     @abstractmethod
     def make_sheet(self, params: P) -> Sheet:

@@ -18,6 +18,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import JOBS
 from dpflow.core.contract.requests import Answer, DataRequest
+from dpflow.core.contract.strict_models import TakesParams
 from dpflow.core.sampling.randomness import Source
 
 P = TypeVar("P", bound=BaseModel)
@@ -39,7 +40,7 @@ class State:
     data: dict[str, Any] = field(repr=False)
 
 
-class InteractiveMechanism(ABC, Generic[P, Q]):
+class InteractiveMechanism(TakesParams, ABC, Generic[P, Q]):
     """A session: opened and charged once, whole; then any number of answers until it closes.
 
     ``exclusive`` sessions close their scope to every other release while they are open.
@@ -55,7 +56,6 @@ class InteractiveMechanism(ABC, Generic[P, Q]):
     job: ClassVar[str] = JOBS[-1]
     door: ClassVar[str] = ""
     citation: ClassVar[str]
-    Params: ClassVar[type[BaseModel]]
     Query: ClassVar[type[BaseModel]]
     locks_dataset: ClassVar[bool] = False
     independent_answers: ClassVar[bool] = False

@@ -21,7 +21,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, DataRequest
 from dpflow.core.contract.results import ErrorBound, Result, ValueRange
-from dpflow.core.contract.strict_models import Strict
+from dpflow.core.contract.strict_models import Strict, TakesParams
 from dpflow.core.sampling.randomness import Source
 
 P = TypeVar("P", bound=BaseModel)
@@ -55,7 +55,7 @@ class Delegation:
     why: str
 
 
-class Mechanism(ABC, Generic[P]):
+class Mechanism(TakesParams, ABC, Generic[P]):
     """A release in one draw.
 
     Class attributes:
@@ -68,7 +68,7 @@ class Mechanism(ABC, Generic[P]):
         citation: where definition and guarantee come from.
         order: of a release by key, how its rows are sorted: by ``keys``, or by the ``values`` that are shown, the
         largest first and then by key.
-        Params: the pydantic model of its parameters.
+        Params: the pydantic model of its parameters, the class's type argument.
     """
 
     name: ClassVar[str]
@@ -78,7 +78,6 @@ class Mechanism(ABC, Generic[P]):
     door: ClassVar[str] = ""
     citation: ClassVar[str]
     order: ClassVar[Literal["keys", "values"]] = "keys"
-    Params: ClassVar[type[BaseModel]]
 
     @abstractmethod
     def event(self, params: P, table: Table) -> Event:

@@ -6,7 +6,7 @@ import datetime as dt
 import re
 from collections.abc import Collection, Iterator, Mapping
 from fractions import Fraction
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar, get_args
 
 from pydantic import (
     BaseModel,
@@ -22,6 +22,23 @@ from dpflow.core.accounting import amounts
 from dpflow.errors import InvalidAmount, InvalidDeclaration, UnknownName
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?", re.ASCII)
+
+
+class TakesParams:
+    """A generic class whose model of parameters, ``Params``, is its first type argument, unless it names
+    another one: ``class Count(Mechanism[CountParams])``.
+    """
+
+    Params: ClassVar[type[BaseModel]]
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        """Take the type argument that the class gives its base."""
+        super().__init_subclass__(**kwargs)
+        for base in vars(cls).get("__orig_bases__", ()):
+            model, *_ = get_args(base) or (None,)
+            is_model = isinstance(model, type) and issubclass(model, BaseModel)
+            if is_model and "Params" not in vars(cls):
+                cls.Params = model
 
 
 def read_quoted_date(value: Any) -> Any:

@@ -304,7 +304,6 @@ class InteriorPoint(_Points[InteriorPointParams]):
     name = "interior_point"
     summary = "a point inside the range of a column that has no known range, or none"
     version = 4
-    Params = InteriorPointParams
     measure = "interior point"
 
     def describe_place(
@@ -331,7 +330,6 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
         "a median within alpha of the middle rank, for a column that has no known range, or none"
     )
     version = 5
-    Params = ApproximateMedianParams
     measure = "median"
 
     def describe_place(

@@ -82,7 +82,6 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     version = (
         5  # 4 took the cost for the difference of both sides, which no point of an atom has small
     )
-    Params = SeededMedianParams
 
     SHARES = Fraction(3, 10), Fraction(3, 20)  #: of epsilon, for the scale and for the window
     OCTAVES = 8  #: of a class

@@ -56,7 +56,6 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     summary = "the scale of a column: a power of two near its mean absolute deviation, or none"
     version = 4
     citation = CITATION + ", Proposition 3.2"
-    Params = EstimateFirstMomentParams
 
     def _plan_noise(
         self, params: EstimateFirstMomentParams, table: Table, *, size_is_public: bool = False
@@ -123,7 +122,6 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
     name = "find_interior_point"
     summary = "a point between two occupied cells of a given width, or none"
     citation = CITATION + ", Proposition 3.8"
-    Params = FindInteriorPointParams
 
     def event(self, params: FindInteriorPointParams, table: Table) -> Event:
         """The whole (epsilon, delta), spent on the second stage."""

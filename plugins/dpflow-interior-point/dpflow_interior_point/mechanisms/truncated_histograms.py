@@ -75,7 +75,6 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
     job = "one number"
     summary = "number of rows, by key if asked, with an error that is certainly bounded"
     citation = CITATION + ", Lemma 2.3; discrete form with its exact radius proved here"
-    Params = TruncatedCountParams
 
     def event(self, params: TruncatedCountParams, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""
@@ -140,7 +139,6 @@ class StabilityHistogram(Mechanism[StabilityHistogramParams]):
         CITATION
         + ", Lemma 2.4; Korolova, Kenthapadi, Mishra, Ntoulas 2009; Bun, Nissim, Stemmer 2016"
     )
-    Params = StabilityHistogramParams
 
     def event(self, params: StabilityHistogramParams, table: Table) -> Event:
         """The whole (epsilon, delta). Raises `PlanRefused` where the noise is beyond 2^50."""

@@ -80,7 +80,6 @@ class InteriorRows(Calculator[InteriorRowsParams]):
     name = "interior_rows"
     summary = "rows that a median or interior point of a column without a known range needs"
     citation = CITATION + ", Theorems 3.1 and 4.1 with constants derived here"
-    Params = InteriorRowsParams
 
     def make_sheet(self, params: InteriorRowsParams) -> Sheet:
         """One row per distribution; proved sample sizes are in the notes."""
@@ -128,7 +127,6 @@ class TruncatedNoise(Calculator[NoiseParams]):
     name = "truncated_noise"
     summary = "the radius of truncated Laplace noise, exact and as formulas in circulation have it"
     citation = CITATION + ", Lemma 2.3, whose condition is derived here"
-    Params = NoiseParams
 
     def make_sheet(self, params: NoiseParams) -> Sheet:
         """One row per formula: its radius, and the share of delta that it spends."""
@@ -193,7 +191,6 @@ class NormalizedVariance(Calculator[PublicColumnParams]):
         "mean absolute deviation, variance and normalised variance of public values (not private)"
     )
     citation = CITATION + ", Definition 2.5"
-    Params = PublicColumnParams
 
     def make_sheet(self, params: PublicColumnParams) -> Sheet:
         """Deviation, variance and their ratio. Raises `InvalidInput` on infinite values."""
@@ -225,7 +222,6 @@ class CheckPoint(Calculator[CheckPointParams]):
     name = "check_point"
     summary = "whether a point is an interior point or an approximate median of public values (not private)"
     citation = CITATION + ", conditions (1) and (2), atoms included"
-    Params = CheckPointParams
 
     def make_sheet(self, params: CheckPointParams) -> Sheet:
         """Yes or no for both definitions, and the shares of values on either side."""
@@ -259,7 +255,6 @@ class HardInstance(Calculator[HardInstanceParams]):
     name = "hard_instance"
     summary = "a column on which private interior points or medians must fail, drawn afresh"
     citation = CITATION + ", Section 1.1"
-    Params = HardInstanceParams
 
     def make_sheet(self, params: HardInstanceParams) -> Sheet:
         """One row per value, from fresh randomness; the note says what is hard."""

@@ -49,7 +49,6 @@ class LearnFromSanitizer(Labelled, Learner[SanitizeLabelledParams]):
         "learn a point or threshold from synthetic labelled rows, which stay for any later question"
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
-    Params = SanitizeLabelledParams
 
     def feature_columns(self, params: SanitizeLabelledParams) -> tuple[str, ...]:
         """The columns that the rule reads."""

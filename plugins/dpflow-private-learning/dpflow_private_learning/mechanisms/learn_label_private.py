@@ -67,7 +67,6 @@ class LearnLabelPrivate(Learner[LearnLabelPrivateParams]):
     job = "rule"
     summary = "learn points, thresholds or rectangles where features are public and only labels are protected"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
-    Params = LearnLabelPrivateParams
 
     def feature_columns(self, params: LearnLabelPrivateParams) -> tuple[str, ...]:
         """The columns that the rule reads."""

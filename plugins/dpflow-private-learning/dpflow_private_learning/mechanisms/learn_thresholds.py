@@ -106,7 +106,6 @@ class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
     job = "rule"
     summary = "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
-    Params = LearnThresholdsParams
 
     def feature_columns(self, params: LearnThresholdsParams) -> tuple[str, ...]:
         """The columns that the rule reads."""

@@ -76,7 +76,6 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
         "the most frequent value of a bounded column: exponential, stable or choosing mechanism"
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 2.5 and 4.1; gap sensitivity and gate proved here"
-    Params = ModeParams
 
     def counts_rows(self, params: ModeParams, table: Table) -> bool:
         """Only the choosing mechanism compares with the number of rows."""

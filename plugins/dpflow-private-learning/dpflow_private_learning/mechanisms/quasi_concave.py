@@ -110,8 +110,6 @@ class QuasiConcaveRelease(common.ReadsValues, Mechanism[QuasiConcaveParams]):
     give the score.
     """
 
-    Params = QuasiConcaveParams
-
     @abstractmethod
     def score(self, data: ValueCounts, low: int, end: int) -> StepFunction:
         """The score over the column's grid, positions 0..end counted from the grid integer ``low``."""

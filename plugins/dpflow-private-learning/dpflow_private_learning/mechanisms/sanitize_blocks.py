@@ -72,7 +72,6 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
     job = "synthetic rows"
     summary = "sanitize a large table in blocks drawn at random: every block at the cost of one"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 2.21, Lemma 5.1"
-    Params = SanitizeBlocksParams
 
     def _block_epsilon(self, params: SanitizeBlocksParams, table: Table) -> Fraction:
         check_name(table, params.column)

@@ -230,7 +230,6 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     job = "synthetic rows"
     summary = "synthetic labelled rows: the error of every point or threshold rule, for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.4, Figure 12; weights repaired, privacy cost tightened here"
-    Params = SanitizeLabelledParams
 
     def draw_at_rows(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, source: Source

@@ -203,7 +203,6 @@ class SanitizePoints(common.ReadsValues, Counted[SanitizePointsParams]):
         "a synthetic column with nearly the same frequency of every value, or of every k values"
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorems 4.6 and 4.7, Remark 2.18; peeling by the exponential mechanism"
-    Params = SanitizePointsParams
 
     def _plan_rounds(self, params: SanitizePointsParams, table: Table) -> Rounds:
         check_name(table, params.column)

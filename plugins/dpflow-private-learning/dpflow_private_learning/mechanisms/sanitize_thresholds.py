@@ -51,7 +51,6 @@ class SanitizeThresholds(common.ReadsValues, Counted[SanitizeThresholdsParams]):
     door = "cdf"
     summary = "a synthetic column with nearly the same share of rows below every value: a private CDF, any range for free"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 4.13; Chan, Shi, Song 2010 and Dwork et al. 2010 (tree)"
-    Params = SanitizeThresholdsParams
 
     def _plan_method(
         self, params: SanitizeThresholdsParams, table: Table

@@ -71,7 +71,6 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
     job = "synthetic rows"
     summary = "synthetic columns for several classes of questions, each answered from its own part"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 4.4"
-    Params = SanitizeUnionParams
 
     def _part_ranges(self, params: SanitizeUnionParams, table: Table) -> list[tuple[int, int]]:
         """First and last position of every part."""

@@ -130,7 +130,6 @@ class SanitizeSmall(common.ReadsValues, Counted[SanitizeSmallParams]):
     job = "synthetic rows"
     summary = "a synthetic column of few values that keeps the answers of any class: pure, for tiny domains"
     citation = "Blum, Ligett, Roth 2008, in Beimel, Nissim, Stemmer 2013/2016, Theorem 2.19; sizes proved here"
-    Params = SanitizeSmallParams
 
     def _concept_matrix(self, params: SanitizeSmallParams, table: Table) -> NDArray[np.bool_]:
         check_name(table, params.column)

@@ -160,7 +160,6 @@ class LearnThresholdsBySearch(common.ReadsLabels, Learner[LearnThresholdsBySearc
     citation = (
         "Beimel, Nissim, Stemmer 2013/2016, section 3.2, Remark 3.5; constants completed here"
     )
-    Params = LearnThresholdsBySearchParams
 
     def feature_columns(self, params: LearnThresholdsBySearchParams) -> tuple[str, ...]:
         """The columns that the rule reads."""

@@ -63,7 +63,6 @@ class LearningRows(Calculator[RowsParams]):
     name = "learning_rows"
     summary = "rows that each private learner or sanitizer needs, and which to take"
     citation = "Beimel, Nissim, Stemmer 2013/2016; proofs' own constants where marked"
-    Params = RowsParams
 
     def make_sheet(self, params: RowsParams) -> Sheet:
         """One line per method, fewest rows first; the notes name the one to take."""
@@ -117,7 +116,6 @@ class ThresholdTable(Calculator[ThresholdTableParams]):
     name = "learning_thresholds_table"
     summary = "rows for a threshold, all of epsilon spent on it: exponential mechanism, Theorem 3.18, Lemma 3.14, the proof's own steps"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16"
-    Params = ThresholdTableParams
 
     def make_sheet(self, params: ThresholdTableParams) -> Sheet:
         """One line per domain size, one column per bound on the rows."""
@@ -157,7 +155,6 @@ class LearningCurves(Calculator[CurvesParams]):
     name = "learning_curves"
     summary = "rows for a threshold over 2^d values, all of epsilon spent on it: where RecConcave overtakes the exponential mechanism"
     citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
-    Params = CurvesParams
 
     def make_sheet(self, params: CurvesParams) -> Sheet:
         """Rows at 25 domain sizes, evenly spaced in log d, and where the curves cross."""
@@ -203,7 +200,6 @@ class LearningBounds(Calculator[LowerBoundsParams]):
     citation = (
         "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
     )
-    Params = LowerBoundsParams
 
     def make_sheet(self, params: LowerBoundsParams) -> Sheet:
         """One line per task and domain. Raises `InvalidInput` for an alpha of 1/5 or more."""
@@ -243,7 +239,6 @@ class LearningComparison(Calculator[ComparisonParams]):
     name = "learning_comparison"
     summary = "pure against approximate privacy, task by task: orders of the paper, and rows at one setting"
     citation = "Beimel, Nissim, Stemmer 2013/2016, sections 1 and 9 of the specification"
-    Params = ComparisonParams
 
     def make_sheet(self, params: ComparisonParams) -> Sheet:
         """One line per task: the paper's orders, then the least rows proven here."""
@@ -290,7 +285,6 @@ class VcRows(Calculator[VcParams]):
     name = "vc_rows"
     summary = "rows for learning without privacy, from the VC dimension"
     citation = "Blumer et al. 1989; Beimel, Nissim, Stemmer 2013/2016, Theorems 2.12 to 2.14"
-    Params = VcParams
 
     def make_sheet(self, params: VcParams) -> Sheet:
         """One line per promise: realisable, agnostic, and on the population."""

@@ -51,7 +51,6 @@ class PredictAverage(PredictionMechanism[AverageParams]):
     job = "predictions"
     summary = "session: one of two labels by a noisy average of classifiers, close to the best whatever the labels are"
     citation = "Dwork, Feldman 2018, Corollary 4.7 (agnostic learning by averaging)"
-    Params = AverageParams
 
     def prediction_event(self, params: AverageParams, table: Table) -> Event:
         """The event of one noisy count of votes. Raises `PlanRefused` unless there are two labels."""

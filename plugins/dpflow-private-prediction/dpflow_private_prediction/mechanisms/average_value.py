@@ -66,7 +66,6 @@ class PredictValue(PredictionMechanism[ValueParams]):
     job = "predictions"
     summary = "session: numbers for points by a noisy average of regressors that learned on separate units"
     citation = "Dwork, Feldman 2018, Lemmas 4.5, 4.6 (output noise, stability by averaging)"
-    Params = ValueParams
 
     def prediction_event(self, params: ValueParams, table: Table) -> Event:
         """The event of one noisy sum of answers. Raises `PlanRefused` where sums exceed 2^52 grid

@@ -87,7 +87,6 @@ class PredictLinear(PredictionMechanism[LinearParams]):
     )
     citation = "Dwork, Feldman 2018, Lemma 4.5, Theorems 4.9, 4.12, Corollary 4.11"
     version = 2  # 1 minimised by another method
-    Params = LinearParams
 
     def prediction_event(self, params: LinearParams, table: Table) -> Event:
         """The event of one answer. Raises `PlanRefused` where the stability rate could not be

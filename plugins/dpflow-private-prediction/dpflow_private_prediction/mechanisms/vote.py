@@ -68,7 +68,6 @@ class PredictVote(PredictionMechanism[VoteParams]):
     citation = (
         "Dwork, Feldman 2018, Theorem 4.1 (soft majority); Cesar, Rogers 2021 (bounded range)"
     )
-    Params = VoteParams
 
     def prediction_event(self, params: VoteParams, table: Table) -> Event:
         """Bounded range epsilon. Raises `PlanRefused` or `UnknownName` for labels or learners that

@@ -156,7 +156,6 @@ class PredictWalk(PredictionMechanism[WalkParams]):
     job = "predictions"
     summary = "session: one of two labels from one ordered column, with rows that do not grow with its domain"
     citation = "Dwork, Feldman 2018, Figure 1, Theorem 5.3 (exponential projected walk)"
-    Params = WalkParams
 
     def prediction_event(self, params: WalkParams, table: Table) -> Event:
         """Bounded range of at most epsilon: the logit of one step times what one unit moves."""

@@ -95,7 +95,6 @@ class PredictionBudget(Calculator[MechanismBudget]):
     name = "prediction_budget"
     summary = "which epsilon does each of m predictions get?"
     citation = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
-    Params = MechanismBudget
 
     def make_sheet(self, params: MechanismBudget) -> Sheet:
         """One line per total epsilon and number of predictions, one column per accounting method."""
@@ -131,7 +130,6 @@ class PredictionCount(Calculator[PredictionCountParams]):
     name = "prediction_count"
     summary = "how many predictions does a grant buy?"
     citation = PredictionBudget.citation
-    Params = PredictionCountParams
 
     def make_sheet(self, params: PredictionCountParams) -> Sheet:
         """One line per epsilon of one prediction, one column per accounting method."""
@@ -165,7 +163,6 @@ class VoteSizes(Calculator[VoteSizesParams]):
     name = "vote_sizes"
     summary = "how many shards and rows does predict_vote need?"
     citation = f"{PAPER}, Theorem 4.1, Corollary 4.2, Theorem 2.2; Blumer et al. 1989"
-    Params = VoteSizesParams
 
     def make_sheet(self, params: VoteSizesParams) -> Sheet:
         """Shards and rows per budget, accounting method and VC dimension, beside the lower bound."""
@@ -210,7 +207,6 @@ class AverageSizes(Calculator[DimensionParams]):
     name = "average_sizes"
     summary = "how many shards and rows does predict_average need?"
     citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis"
-    Params = DimensionParams
 
     def make_sheet(self, params: DimensionParams) -> Sheet:
         """Shards and rows per budget, accounting method and VC dimension."""
@@ -240,7 +236,6 @@ class WalkSizes(Calculator[WalkSizesParams]):
     name = "walk_sizes"
     summary = "how many rows does predict_walk need?"
     citation = f"{PAPER}, Theorem 5.3 with its ceilings"
-    Params = WalkSizesParams
 
     def make_sheet(self, params: WalkSizesParams) -> Sheet:
         """Clipping level and rows per budget, accounting method and number of changes."""
@@ -282,7 +277,6 @@ class LinearSizes(Calculator[LinearSizesParams]):
     name = "linear_sizes"
     summary = "how many rows does predict_linear need, by method?"
     citation = f"{PAPER}, Corollaries 4.10, 4.11, 4.13, the last with the rate that holds"
-    Params = LinearSizesParams
 
     def make_sheet(self, params: LinearSizesParams) -> Sheet:
         """Rows by method, with the strength and noise that belong to them, and which to take."""
@@ -327,7 +321,6 @@ class LinearNoise(Calculator[LinearNoiseParams]):
     name = "linear_noise"
     summary = "how much noise and excess loss does predict_linear have at a size?"
     citation = LinearSizes.citation
-    Params = LinearNoiseParams
 
     def make_sheet(self, params: LinearNoiseParams) -> Sheet:
         """Noise scales and excess losses per size and epsilon of one prediction."""
@@ -364,7 +357,6 @@ class VoteNoise(Calculator[VoteNoiseParams]):
     name = "vote_noise"
     summary = "how often does a soft majority give the minority's label?"
     citation = f"{PAPER}, Theorem 4.1"
-    Params = VoteNoiseParams
 
     def make_sheet(self, params: VoteNoiseParams) -> Sheet:
         """Probability of the minority's label for unanimous and 2:1 votes."""
@@ -399,7 +391,6 @@ class PredictionFloor(Calculator[FloorParams]):
     name = "prediction_floor"
     summary = "how many rows does every private prediction need?"
     citation = f"{PAPER}, Theorem 2.2; the sharper form evaluates its proof exactly"
-    Params = FloorParams
 
     def make_sheet(self, params: FloorParams) -> Sheet:
         """Least rows per epsilon: the paper's constant, and its proof evaluated exactly."""
@@ -443,7 +434,6 @@ class Certificate(Calculator[CertificateParams]):
     name = "prediction_certificate"
     summary = "what does the training loss of private predictions say about fresh data?"
     citation = f"{PAPER}, Lemmas 6.4, 6.5, Theorem 5.3"
-    Params = CertificateParams
 
     def make_sheet(self, params: CertificateParams) -> Sheet:
         """One line per statement about fresh data that holds at these parameters."""
@@ -491,7 +481,6 @@ class PredictingVersusLearning(Calculator[VersusParams]):
     name = "predicting_or_learning"
     summary = "does predicting privately take fewer rows than publishing a private model?"
     citation = f"{PAPER}, sections 1, 2 and 7, and the results it compares with"
-    Params = VersusParams
 
     def make_sheet(self, params: VersusParams) -> Sheet:
         """One line per task: rows for one prediction and for a published model."""

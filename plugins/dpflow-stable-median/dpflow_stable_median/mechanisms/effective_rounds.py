@@ -116,7 +116,6 @@ class EffectiveRounds(InteractiveMechanism[RoundsParams, EstimatorQuery]):
     name = "effective_rounds"
     summary = "session: exact medians of adaptively chosen estimators, on fresh data as soon as one overfits"
     citation = "Feldman, Steinke 2017, section 1.2; Dwork et al. 2014 (EffectiveRounds)"
-    Params = RoundsParams
     Query = EstimatorQuery
     locks_dataset = True
 

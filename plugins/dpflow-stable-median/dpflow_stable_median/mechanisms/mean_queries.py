@@ -90,7 +90,6 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
         "session: adaptively chosen means and shares of a public number of rows, with Laplace noise"
     )
     citation = "Sorrell, lecture 19 (Laplace mechanism, composition, transfer); Bassily et al. 2016"
-    Params = MeanParams
     Query = MeanQuery
     locks_dataset = True
 

@@ -140,7 +140,6 @@ class MultiplicativeWeights(InteractiveMechanism[WeightsParams, WeightsQuery]):
     name = "multiplicative_weights"
     summary = "session: very many means, or medians, over the few public keys of one column"
     citation = "Hardt, Rothblum 2010; Dwork, Roth 2014, section 4.2; Feldman, Steinke 2017, Theorems 5.3, 5.4"
-    Params = WeightsParams
     Query = WeightsQuery
     locks_dataset = True
 

@@ -128,7 +128,6 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
     name = "stable_median"
     summary = "session: answer adaptively chosen estimators of a group's rows by private medians over groups"
     citation = "Feldman, Steinke 2017, Theorems 1.1-1.3, 4.3, 4.7, Figure 2"
-    Params = AnsweringParams
     Query = AnswerQuery
     locks_dataset = True
 

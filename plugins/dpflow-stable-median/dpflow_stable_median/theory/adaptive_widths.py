@@ -147,7 +147,6 @@ class AdaptiveWidths(Calculator[AdaptiveWidthParams]):
         "Bassily et al. 2016 (the lecture); Jung et al. 2020, Theorem 3.5; Rogers et al. 2020, Theorem 2.1; "
         "Hoeffding 1963"
     )
-    Params = AdaptiveWidthParams
 
     def make_sheet(self, params: AdaptiveWidthParams) -> Sheet:
         """A row for each n and k; a width above 1/2 says nothing, and is left out."""

@@ -122,7 +122,6 @@ class Samples(Calculator[SampleParams]):
     name = "samples"
     summary = "how many rows does each method of answering or checking k adaptive queries need?"
     citation = f"{PAPER}, sections 4 and 5; constants and tight calibration derived from its proofs"
-    Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
         """One row per task and method, with its guarantee; the cheapest proven one is marked."""
@@ -157,7 +156,6 @@ class SampleCurves(Calculator[SampleParams]):
     name = "sample_curves"
     summary = "how the rows that each method needs grow with the number of queries"
     citation = Samples.citation
-    Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
         """One row per k from 10 to 10^6, one column per method."""
@@ -185,7 +183,6 @@ class FailureCurves(Calculator[SampleParams]):
     name = "failure_curves"
     summary = "how the rows that checking needs grow with the number of claims that may fail"
     citation = Samples.citation
-    Params = SampleParams
 
     def make_sheet(self, params: SampleParams) -> Sheet:
         """One row per ell = 1, 10, ..., at most k, one column per proven method."""
@@ -220,7 +217,6 @@ class Widths(Calculator[WidthParams]):
     name = "interval_widths"
     summary = "groups that answers in a narrower or wider interval than the quartiles need"
     citation = f"{PAPER}, the remark after Theorem 1.2: 1/(b-a)^2"
-    Params = WidthParams
 
     def make_sheet(self, params: WidthParams) -> Sheet:
         """One row per half-width: groups by the paper's route and by the tight one."""
@@ -251,7 +247,6 @@ class MedianSizes(Calculator[MedianSizesParams]):
     name = "median_sizes"
     summary = "how many values one alpha-approximate median over N points needs, by algorithm"
     citation = f"{PAPER}, Theorem 3.1, Lemma 3.2, Corollary 3.3"
-    Params = MedianSizesParams
 
     def make_sheet(self, params: MedianSizesParams) -> Sheet:
         """One row per algorithm: values needed, and the noise on one fraction."""
@@ -287,7 +282,6 @@ class MeanSizes(Calculator[MeanSizesParams]):
     name = "mean_sizes"
     summary = "rows for k adaptive means: Laplace service, splitting, non-adaptive reuse"
     citation = LECTURE
-    Params = MeanSizesParams
 
     def make_sheet(self, params: MeanSizesParams) -> Sheet:
         """One row per method; no rows if no error up to 1 can be reached."""
@@ -333,7 +327,6 @@ class ChooseMethod(Calculator[ChooseParams]):
     name = "choose_method"
     summary = "the method that answers k adaptive means with the fewest rows"
     citation = f"{LECTURE}; {PAPER}"
-    Params = ChooseParams
 
     def make_sheet(self, params: ChooseParams) -> Sheet:
         """One row per method; the one with the fewest rows is marked."""

@@ -85,7 +85,6 @@ class SignAttack(Calculator[SignParams]):
         "how far adding up the signs of k answers leads an analyst astray, by epsilon of an answer"
     )
     citation = f"{PAPER}; {LECTURE}"
-    Params = SignParams
 
     def make_sheet(self, params: SignParams) -> Sheet:
         """One row per epsilon: the shift of a median and of a mean."""

@@ -116,7 +116,6 @@ class Transfer(Calculator[TransferParams]):
     name = "transfer"
     summary = "what (epsilon, delta) per group implies for fresh data"
     citation = f"{PAPER}, Theorems 4.1, 4.2, 4.6"
-    Params = TransferParams
 
     def make_sheet(self, params: TransferParams) -> Sheet:
         """A, gamma and the error bound; whether Theorem 4.2 applies."""
@@ -157,7 +156,6 @@ class TransferGroups(Calculator[TransferGroupsParams]):
     name = "transfer_groups"
     summary = "groups, epsilon and delta with which nothing that came out is overfit by more than alpha + gamma mad"
     citation = f"{PAPER}, Theorem 4.1, packaged form"
-    Params = TransferGroupsParams
 
     def make_sheet(self, params: TransferGroupsParams) -> Sheet:
         """One row: groups, epsilon and delta."""
@@ -183,7 +181,6 @@ class Accuracy(Calculator[AccuracyParams]):
     name = "answer_accuracy"
     summary = "how far an answer between the quartiles can be from the estimator's mean"
     citation = f"{PAPER}, Theorems 1.1, 1.2, Corollary 4.4, Remark 4.5"
-    Params = AccuracyParams
 
     def make_sheet(self, params: AccuracyParams) -> Sheet:
         """One row per theorem that sd or mad allow."""
@@ -213,7 +210,6 @@ class MeanTransfer(Calculator[MeanTransferParams]):
     name = "mean_transfer"
     summary = "error and failure of k private means on fresh data: 6 epsilon + alpha"
     citation = f"{LECTURE}, Theorems 1.1, 1.2 (Bassily et al. 2016)"
-    Params = MeanTransferParams
 
     def make_sheet(self, params: MeanTransferParams) -> Sheet:
         """(error, failure) of one query and of all answers. Raises `InvalidInput`."""
@@ -247,7 +243,6 @@ class Composition(Calculator[CompositionParams]):
     name = "composition"
     summary = "total epsilon of k equal adaptive steps, and the largest step for a total"
     citation = f"{PAPER}, Theorem 2.5; {LECTURE}, section 5; Cesar, Rogers 2021 (bounded range)"
-    Params = CompositionParams
 
     def make_sheet(self, params: CompositionParams) -> Sheet:
         """One row per theorem: total epsilon, or the largest step. The notes name the best one."""
@@ -289,7 +284,6 @@ class LaplaceAccuracy(Calculator[LaplaceParams]):
     name = "laplace_accuracy"
     summary = "how exact one Laplace mean is"
     citation = f"{LECTURE}, Algorithm 1, Claim 1.3"
-    Params = LaplaceParams
 
     def make_sheet(self, params: LaplaceParams) -> Sheet:
         """Scale, error at 1 - beta, and three tail probabilities."""
