@@ -36,7 +36,6 @@ class SoundKeyed(Mechanism[KeyedParams]):
     name = "keyed_sums"
     summary = "sums by key"
     citation = "Dwork, McSherry, Nissim, Smith 2006"
-    Params = KeyedParams
 
     def data_request(self, params: KeyedParams, table: Table) -> GroupedSums:
         """Clamped sums after contribution bounding."""
@@ -74,11 +73,15 @@ class SoundKeyed(Mechanism[KeyedParams]):
         return Result(tuple(Row(key, "sum", n) for key, n in zip(keys, numbers, strict=True)))
 
 
-class RowsForSum(SoundKeyed):
-    """Fits the noise of sums to how far rows move."""
+class _RowMoves(SoundKeyed):
+    """Fits the noise to how far rows move: right for statistics of rows alone."""
 
     def moved(self, params: KeyedParams, table: Table) -> Sensitivity:
         return self.moves(params, table).rows
+
+
+class RowsForSum(_RowMoves):
+    """Fits the noise of sums to how far rows move."""
 
 
 class UnitsForRows(SoundKeyed):
@@ -122,21 +125,15 @@ class CentredElsewhere(SoundKeyed):
         return table.sensitivity(replace(self.data_request(params, table), values=values))
 
 
-class RowsAndUnitsAtOnce(SoundKeyed):
+class RowsAndUnitsAtOnce(_RowMoves):
     """Adds rows and units up, with the noise of rows."""
-
-    def moved(self, params: KeyedParams, table: Table) -> Sensitivity:
-        return self.moves(params, table).rows
 
     def statistic(self, params: KeyedParams, answer: Any) -> Any:
         return answer.rows + answer.units
 
 
-class Differences(SoundKeyed):
+class Differences(_RowMoves):
     """Differences of rows between neighbouring keys, with the noise of rows: each row is in two of them."""
-
-    def moved(self, params: KeyedParams, table: Table) -> Sensitivity:
-        return self.moves(params, table).rows
 
     def statistic(self, params: KeyedParams, answer: Any) -> Any:
         return np.diff(answer.rows, prepend=0)
@@ -149,11 +146,8 @@ class SoundDifferences(Differences):
         return super().moved(params, table) * 2
 
 
-class RunningTotals(SoundKeyed):
+class RunningTotals(_RowMoves):
     """Running totals of rows, with the noise of rows: an early row is in all of them."""
-
-    def moved(self, params: KeyedParams, table: Table) -> Sensitivity:
-        return self.moves(params, table).rows
 
     def statistic(self, params: KeyedParams, answer: Any) -> Any:
         return np.cumsum(answer.rows)
@@ -237,13 +231,10 @@ class SoundDistance(DistanceFromMean):
         return Choice(2 * keys * moved.l1, params.epsilon)
 
 
-class SortedByNoise(SoundKeyed):
+class SortedByNoise(_RowMoves):
     """Rows of keys, the largest noisy one first: an order that everybody can derive. Sound."""
 
     order = "values"
-
-    def moved(self, params: KeyedParams, table: Table) -> Sensitivity:
-        return self.moves(params, table).rows
 
     def exact_order(self, params: KeyedParams, answer: Any, noisy: Any) -> Any:
         """What rows are sorted by, the largest first."""

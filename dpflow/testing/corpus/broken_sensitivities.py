@@ -15,6 +15,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.core.contract.results import Result, Row
+from dpflow.core.contract.sensitivity import sides_of
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_piece
@@ -36,11 +37,14 @@ class SoundSum(Mechanism[SumParams]):
     name = "sum_by_hand"
     summary = "sum of a column"
     citation = "Dwork, McSherry, Nissim, Smith 2006"
-    Params = SumParams
 
     def reach(self, params: SumParams, table: Table) -> int:
         """How far one unit moves all sums together."""
         return table.sensitivity(self.data_request(params, table)).sum(params.column).l1
+
+    def reach_of(self, peak: int, params: SumParams, table: Table) -> int:
+        """How far the rows of one unit move a sum, each by so much; a replaced unit does it twice."""
+        return table.bounds_for(params.by).rows * peak * sides_of(table)
 
     def event(self, params: SumParams, table: Table) -> Event:
         """Discrete Laplace noise at the claimed sensitivity."""
@@ -71,11 +75,7 @@ class WidthForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         low, high = table.bounded_column(params.column).grid_bounds()
-        return (
-            table.bounds_for(params.by).rows
-            * (high - low)
-            * (2 if table.neighbours == "replace" else 1)
-        )
+        return self.reach_of(high - low, params, table)
 
 
 class UpperForPeak(SoundSum):
@@ -83,11 +83,7 @@ class UpperForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         _, high = table.bounded_column(params.column).grid_bounds()
-        return (
-            table.bounds_for(params.by).rows
-            * abs(high)
-            * (2 if table.neighbours == "replace" else 1)
-        )
+        return self.reach_of(abs(high), params, table)
 
 
 class LowerForPeak(SoundSum):
@@ -95,11 +91,7 @@ class LowerForPeak(SoundSum):
 
     def reach(self, params: SumParams, table: Table) -> int:
         low, _ = table.bounded_column(params.column).grid_bounds()
-        return (
-            table.bounds_for(params.by).rows
-            * max(1, abs(low))
-            * (2 if table.neighbours == "replace" else 1)
-        )
+        return self.reach_of(max(1, abs(low)), params, table)
 
 
 class PeakForReplace(SoundSum):
@@ -117,8 +109,7 @@ class StepsForgotten(SoundSum):
         column = table.bounded_column(params.column)
         assert column.lower is not None and column.upper is not None
         peak: Fraction = max(abs(Fraction(str(end))) for end in (column.lower, column.upper))
-        twice = 2 if table.neighbours == "replace" else 1
-        return table.bounds_for(params.by).rows * max(1, int(peak)) * twice
+        return self.reach_of(max(1, int(peak)), params, table)
 
 
 class TableGroupsForNoise(SoundSum):
@@ -167,14 +158,13 @@ class SoundChoice(Mechanism[ChoiceParams]):
     name = "choice_by_hand"
     summary = "most frequent public key"
     citation = "McSherry, Talwar 2007"
-    Params = ChoiceParams
 
     def spread(self, params: ChoiceParams, table: Table) -> int:
         """How far one unit moves a difference of two scores: its rows up, and under replace as many
         down elsewhere.
         """
         rows = table.bounds_for(params.by).rows_per_group
-        return rows * (2 if table.neighbours == "replace" else 1)
+        return rows * sides_of(table)
 
     def scores(self, answer: Any) -> Any:
         """The score of each key; larger is better."""
@@ -218,7 +208,7 @@ class OneRowScores(SoundChoice):
     """Forgets that a unit has several rows of a key."""
 
     def spread(self, params: ChoiceParams, table: Table) -> int:
-        return 2 if table.neighbours == "replace" else 1
+        return sides_of(table)
 
 
 class MiddleParams(Params):
@@ -234,12 +224,11 @@ class SoundMiddle(Mechanism[MiddleParams]):
     name = "middle_by_hand"
     summary = "value in the middle of a column"
     citation = "McSherry, Talwar 2007"
-    Params = MiddleParams
 
     def move(self, params: MiddleParams, table: Table) -> int:
         """How far one unit moves |rows below - rows above| of a value."""
         rows = table.contribution_bounds.rows
-        return rows * (2 if table.neighbours == "replace" else 1)
+        return rows * sides_of(table)
 
     def event(self, params: MiddleParams, table: Table) -> Event:
         """Pure, at twice the move."""
@@ -282,4 +271,4 @@ class MiddleOfOneRow(SoundMiddle):
     """Forgets that a unit has several rows."""
 
     def move(self, params: MiddleParams, table: Table) -> int:
-        return 2 if table.neighbours == "replace" else 1
+        return sides_of(table)

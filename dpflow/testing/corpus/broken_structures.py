@@ -20,19 +20,28 @@ from dpflow.mechanisms.private_histogram import PrivateHistogram
 from dpflow.testing.corpus.broken_sensitivities import SoundSum, SumParams
 
 
-class _Suppressing(Count):
-    """Hides what is computed from few rows or units, by the exact number: an office's rule."""
+class _ByExactNumber(Count):
+    """Changes rows of the sound result by the exact number behind each."""
 
-    least: int
     of = "rows"
+
+    @abstractmethod
+    def change(self, row: Row, exact: int) -> Row:
+        """The row as it is shown."""
 
     def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
         result = super().draw(params, table, answer, source)
-        exact = answer.moment(self.of, "")
-        rows = zip(result.rows, exact, strict=True)
-        return Result(
-            tuple(replace(row, value=None) if number < self.least else row for row, number in rows)
-        )
+        rows = zip(result.rows, answer.moment(self.of, ""), strict=True)
+        return Result(tuple(self.change(row, int(exact)) for row, exact in rows))
+
+
+class _Suppressing(_ByExactNumber):
+    """Hides what is computed from few rows or units, by the exact number: an office's rule."""
+
+    least: int
+
+    def change(self, row: Row, exact: int) -> Row:
+        return replace(row, value=None) if exact < self.least else row
 
 
 class SuppressesBelow10(_Suppressing):
@@ -59,32 +68,21 @@ class SuppressesBelow75(_Suppressing):
     least = 75
 
 
-class SoundSuppression(Count):
+class SoundSuppression(_ByExactNumber):
     """Hides noisy numbers below ten. Sound: a function of the noisy result."""
 
-    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        result = super().draw(params, table, answer, source)
-        return Result(
-            tuple(
-                replace(row, value=None) if isinstance(row.value, int) and row.value < 10 else row
-                for row in result.rows
-            )
-        )
+    def change(self, row: Row, exact: int) -> Row:
+        is_small = isinstance(row.value, int) and row.value < 10
+        return replace(row, value=None) if is_small else row
 
 
-class _ExactFrom(Count):
+class _ExactFrom(_ByExactNumber):
     """Exact from so many rows on, where "nobody can be found among so many"."""
 
     enough: int
 
-    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        result = super().draw(params, table, answer, source)
-        return Result(
-            tuple(
-                replace(row, value=int(n)) if n >= self.enough else row
-                for row, n in zip(result.rows, answer.rows, strict=True)
-            )
-        )
+    def change(self, row: Row, exact: int) -> Row:
+        return replace(row, value=exact) if exact >= self.enough else row
 
 
 class ExactFrom10(_ExactFrom):
@@ -109,45 +107,27 @@ class NoiseBelow1000(Count):
         return super().draw(params, table, answer, source)
 
 
-class LessNoiseFrom300(Count):
+class LessNoiseFrom300(_ByExactNumber):
     """Halves its noise for counts from 300 on."""
 
-    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        result = super().draw(params, table, answer, source)
-        return Result(
-            tuple(
-                replace(row, value=int(n) + (int(row.value) - int(n)) // 2)
-                if n >= 300 and isinstance(row.value, int)
-                else row
-                for row, n in zip(result.rows, answer.rows, strict=True)
-            )
-        )
+    def change(self, row: Row, exact: int) -> Row:
+        if exact < 300 or not isinstance(row.value, int):
+            return row
+        return replace(row, value=exact + (row.value - exact) // 2)
 
 
-class WidthByMagnitude(Count):
+class WidthByMagnitude(_ByExactNumber):
     """States a half-width by the order of magnitude of the exact count."""
 
-    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        result = super().draw(params, table, answer, source)
-        return Result(
-            tuple(
-                replace(row, half_width_95=float(10 ** len(str(int(n)))))
-                for row, n in zip(result.rows, answer.rows, strict=True)
-            )
-        )
+    def change(self, row: Row, exact: int) -> Row:
+        return replace(row, half_width_95=float(10 ** len(str(exact))))
 
 
-class RemarkOnFewRows(Count):
+class RemarkOnFewRows(_ByExactNumber):
     """Remarks which numbers are of fewer than thirty rows."""
 
-    def draw(self, params: Any, table: Table, answer: Any, source: Source) -> Result:
-        result = super().draw(params, table, answer, source)
-        return Result(
-            tuple(
-                replace(row, remark="few rows") if n < 30 else row
-                for row, n in zip(result.rows, answer.rows, strict=True)
-            )
-        )
+    def change(self, row: Row, exact: int) -> Row:
+        return replace(row, remark="few rows") if exact < 30 else row
 
 
 class Speed(Enum):
