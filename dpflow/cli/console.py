@@ -243,6 +243,16 @@ def open_output(file: Path) -> Iterator[TextIO]:
         Path(part).unlink(missing_ok=True)
 
 
+def write_page(text: str, file: Path | None, what: str) -> None:
+    """Write a text to a file, and say what is there; to standard output without one."""
+    if file is None:
+        print(text, end="")
+        return
+    with open_output(file) as stream:
+        stream.write(text)
+    print(f"{what} is in {file}")
+
+
 def read_text(file: Path) -> str:
     """The text of a file that the user names. Raises `InvalidInput` if it cannot be read."""
     try:

@@ -168,14 +168,8 @@ def command(
             name, *_choose_first(proposal, amounts), proposal.block
         )
     proposals.write_files(files)
-    written = [
-        declaration,
-        listing_file,
-        *([release] if first else []),
-        *([profile_file] if profile_text else []),
-        *([dag_file] if dag else []),
-    ]
-    print("wrote " + ", ".join(map(str, written)))
+    written = [str(file) for file in files if file.name != proposals.SCHEMA_FILE]
+    print(f"wrote {', '.join(written)}")
     if first:
         plan_command.command(release, ledger=location)
         print(f"nothing is spent yet; release it with: dpflow release {release}")

@@ -27,6 +27,7 @@ from dpflow.cli.console import (
     show_json,
     show_table,
     spreadsheet_cells,
+    write_page,
 )
 from dpflow.cli.grants import ScopeArgument
 from dpflow.core.accounting.amounts import exact_text
@@ -304,21 +305,13 @@ def write_report(
     """Verify everything, then write a page about a scope and a period: grants, spend by DAG and
     principal, refusals, orphans, decisions of owners, checkpoints.
     """
-    points = {
-        name: None if text is None else read_point(name, text)
-        for name, text in (("since", since), ("until", until))
-    }
+    points = statement.read_points(since, until)
     notes = [read_text(file) for file in checkpoint or ()]
     if new_only and not notes:
         raise InvalidInput("--new-only starts at a checkpoint; name it with --checkpoint FILE")
     terms: Any = points | {"checkpoints": notes, "keys": key or (), "new_only": new_only}
     page = open_ledger(ledger).report(scope, **terms)
-    if file is None:
-        print(page, end="")
-        return
-    with open_output(file) as stream:
-        stream.write(page)
-    print(f"the report on {scope} is in {file}")
+    write_page(page, file, f"the report on {scope}")
 
 
 @app.command("import")

@@ -124,12 +124,8 @@ def command(
             check_output(output, plan.tables)
         answer = answer_sql(plan, book or open_book(ledger), registry)
     published = publish_answer(plan, answer)
-    if output is not None:
-        answer.write(output, intervals=True)
-    if as_json:
-        return show_json(answer.to_json(intervals))
-    _show_answer(answer, intervals)
-    if published:
+    _deliver_answer(answer, intervals, output, as_json)
+    if published and not as_json:
         print(f"published in {published}")
 
 
@@ -150,12 +146,7 @@ def _ask_service(
         check_suffix(output)
     if read_source(text, options["dialect"]).explain:
         return _show_plan(service.explain(text, **options), as_json)
-    answer = service.sql(text, **options)
-    if output is not None:
-        answer.write(output, intervals=True)
-    if as_json:
-        return show_json(answer.to_json(intervals))
-    _show_answer(answer, intervals)
+    _deliver_answer(service.sql(text, **options), intervals, output, as_json)
 
 
 def _show_plan(view: dict[str, Any], as_json: bool) -> None:
@@ -176,7 +167,11 @@ def _read_query(query: str) -> str:
         ) from None
 
 
-def _show_answer(answer: SqlAnswer, intervals: bool) -> None:
+def _deliver_answer(answer: SqlAnswer, intervals: bool, output: Path | None, as_json: bool) -> None:
+    if output is not None:
+        answer.write(output, intervals=True)
+    if as_json:
+        return show_json(answer.to_json(intervals))
     show_table(f"{answer.describe()}; protects {answer.protects}", *answer.list_printed(intervals))
     for note in answer.notes:
         print(note)

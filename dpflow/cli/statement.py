@@ -17,13 +17,13 @@ from dpflow.cli.console import (
     JsonOption,
     LedgerOption,
     open_ledger,
-    open_output,
     show_json,
     show_table,
     spreadsheet_cells,
+    write_page,
 )
 from dpflow.engine.releases.reconcile import parse_place, reconcile
-from dpflow.ledger.books.records import read_point
+from dpflow.ledger.books.records import Point, read_point
 
 #: Columns of a terminal; the other forms have all, and every digit.
 _SHOWN = ("entry", "at", "what", "name", "principal", "task", "blocks", "state", "epsilon", "delta", "left_epsilon",
@@ -46,6 +46,14 @@ def find_published(published: list[str] | None) -> list[tuple[Path, str]]:
     if catalogue is not None and catalogue.output is not None:
         places = [(catalogue.output.database, catalogue.output.table)]
     return places
+
+
+def read_points(since: str | None, until: str | None) -> dict[str, Point | None]:
+    """Where a period begins and ends, as a ledger takes it."""
+    return {
+        name: None if text is None else read_point(name, text)
+        for name, text in (("since", since), ("until", until))
+    }
 
 
 def write_statement(
@@ -74,11 +82,7 @@ def write_statement(
     Beside each line is what a unit with rows in every block has paid in all.
     """
     form = "json" if as_json else form
-    points = {
-        name: None if text is None else read_point(name, text)
-        for name, text in (("since", since), ("until", until))
-    }
-    stated = open_ledger(ledger).statement(scope, **points, by=by)
+    stated = open_ledger(ledger).statement(scope, **read_points(since, until), by=by)
     if form == "table" and file is None:
         lines = [{**asdict(line), "at": line.at[:16].replace("T", " ")} for line in stated.lines]
         shown = [name for name in _SHOWN if any(line[name] not in ("", "0") for line in lines)]
@@ -97,12 +101,7 @@ def write_statement(
         buffer = io.StringIO()
         csv.writer(buffer, lineterminator="\n").writerows(map(spreadsheet_cells, stated.csv_rows()))
         text = buffer.getvalue()
-    if file is None:
-        print(text, end="")
-        return
-    with open_output(file) as stream:
-        stream.write(text)
-    print(f"the statement of {scope} is in {file}")
+    write_page(text, file, f"the statement of {scope}")
 
 
 def reconcile_ledger(
