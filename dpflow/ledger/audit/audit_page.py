@@ -5,15 +5,14 @@ alone. It holds no result.
 from __future__ import annotations
 
 import json
-from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from html import escape
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.counted import counted
 from dpflow.html_page import begin_page
+from dpflow.ledger.audit.statement import GroupSpend, point_text, render_table
 from dpflow.ledger.audit.verification_report import VerificationReport
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
 from dpflow.ledger.history.checkpoint import Checkpoint
@@ -21,25 +20,6 @@ from dpflow.ledger.history.checkpoint import Checkpoint
 #: Owners' acts on the whole ledger.
 _ACTS = ("import", "recover", "reanchor", "rotate", "suite", "upgrade")
 _STYLE = "  th { border-bottom: 1px solid var(--line); }\n"
-
-
-@dataclass
-class _Spend:
-    """What groups of releases paid, by group and block."""
-
-    releases: Counter[str] = field(default_factory=Counter)
-    costs: dict[str, dict[str, Cost]] = field(default_factory=lambda: defaultdict(dict))
-
-    def add(self, group: str, charges: Sequence[tuple[str, Cost]]) -> None:
-        self.releases[group] += 1
-        paid = self.costs[group]
-        for block, cost in charges:
-            paid[block] = paid.get(block, Cost()) + cost
-
-    def largest(self, group: str) -> Cost:
-        """The most that one block paid, of each amount: no unit of a block lost more."""
-        costs = self.costs[group].values()
-        return Cost(*(max(getattr(c, n) for c in costs) for n in ("epsilon", "delta", "renyi")))
 
 
 class AuditPage:
@@ -65,8 +45,8 @@ class AuditPage:
         self._checkpoints, self._checked = checkpoints, checked
         self._grants: list[Entry] = []
         self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
-        self._spends = {name: _Spend() for name in ("DAG", "principal", "scope that asked")}
-        self._period, self._total = _Spend(), _Spend()
+        self._spends = {name: GroupSpend() for name in ("DAG", "principal", "scope that asked")}
+        self._period, self._total = GroupSpend(), GroupSpend()
         self._counted_by: Filter | None = None
         self._pending: dict[str, Entry] = {}
         self._decisions: list[Entry] = []
@@ -117,8 +97,8 @@ class AuditPage:
     def render_html(self) -> str:
         """The page: every text escaped, nothing loaded from elsewhere."""
         title = f"Privacy budget of {self._scope}"
-        period = f"From {_point_text(self._since, 'the first entry')} to before "
-        period += f"{_point_text(self._until, 'the time of this report')}: {counted(self._entries, 'entry', 'entries')}."
+        period = f"From {point_text(self._since, 'the first entry')} to before "
+        period += f"{point_text(self._until, 'the time of this report')}: {counted(self._entries, 'entry', 'entries')}."
         sums = [
             (block or "all rows", *self._amounts(self._period.costs[""].get(block, Cost())), *rest)
             for block, cost in sorted(self._total.costs[""].items())
@@ -141,17 +121,17 @@ class AuditPage:
                 f"<p>{escape(period)}</p>\n",
                 f"<p>{escape(f'{verified}; {compared}. Newest: {self._newest}. ')}",
                 "The page is not signed: compare it with a signed checkpoint.</p>\n",
-                _render_table("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
-                _render_table("Grants", _GRANT, self._grant_rows()),
+                _render_section("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
+                _render_section("Grants", _GRANT, self._grant_rows()),
                 *(self._render_spend(name, spend) for name, spend in self._spends.items()),
-                _render_table(
+                _render_section(
                     "Spend by block",
                     ("block", *_PERIOD_AMOUNTS, "epsilon in all", "delta in all", "Renyi in all"),
                     sums,
                 ),
-                _render_table("Charged and not settled at its end", _ENTRY, self._pending_rows()),
-                _render_table("Charges that a budget refused", _REFUSAL, self._refusal_rows()),
-                _render_table(
+                _render_section("Charged and not settled at its end", _ENTRY, self._pending_rows()),
+                _render_section("Charges that a budget refused", _REFUSAL, self._refusal_rows()),
+                _render_section(
                     "Decisions of owners",
                     ("entry", "at", "kind", "release", "principal", "reason"),
                     [
@@ -198,10 +178,10 @@ class AuditPage:
             request = e.body["name"], e.body["event"], account
             yield e.seq, e.at, e.scope, *request, e.principal, _name_task(e)
 
-    def _render_spend(self, name: str, spend: _Spend) -> str:
+    def _render_spend(self, name: str, spend: GroupSpend) -> str:
         rows = [(g, n, *self._amounts(spend.largest(g))) for g, n in sorted(spend.releases.items())]
         heads = (name, "releases and sessions", *_PERIOD_AMOUNTS)
-        return _render_table(f"Spend by {name}, in the block that paid most", heads, rows)
+        return _render_section(f"Spend by {name}, in the block that paid most", heads, rows)
 
 
 _PERIOD_AMOUNTS = ("epsilon", "delta", "Renyi divergence")
@@ -227,16 +207,5 @@ def _read_filter(grant: Entry) -> Filter:
     return Filter.from_json(json.loads(grant.body["filter"]))
 
 
-def _point_text(point: Point | None, otherwise: str) -> str:
-    if point is None:
-        return otherwise
-    return f"entry {point}" if isinstance(point, int) else point.isoformat()
-
-
-def _render_table(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
-    if not lines:
-        return f"<h2>{escape(title)}</h2>\n<p>None.</p>\n"
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "".join(f"<tr>{line}</tr>\n" for line in lines)
-    return f"<h2>{escape(title)}</h2>\n<table>\n<tr>{head}</tr>\n{body}</table>\n"
+def _render_section(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    return f"<h2>{escape(title)}</h2>\n{render_table(heads, rows)}"

@@ -6,8 +6,9 @@ It is read from the entries alone and holds no result. Amounts are exact decimal
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from html import escape
 from typing import Any, Literal
 
@@ -134,9 +135,9 @@ class Statement:
                 begin_page(f"Statement of {self.scope}", width="90rem", style=_STYLE),
                 f"<p>From {escape(self.since)} to before {escape(self.until)}.</p>\n",
                 f"<p><b>{escape(self.summary)}</b> Hash {self.newest[1]}.</p>\n",
-                _render_table([name.replace("_", " ") for name in shown], lines),
+                render_table([name.replace("_", " ") for name in shown], lines),
                 f"<h2>By {self.by}, in the block that paid most</h2>\n",
-                _render_table(heads, totals),
+                render_table(heads, totals),
             ]
         )
 
@@ -205,6 +206,25 @@ def subtract_cost(larger: Cost, smaller: Cost) -> Cost:
     return Cost(*(SATURATED if a == SATURATED else max(0, a - b) for a, b in pairs))
 
 
+@dataclass
+class GroupSpend:
+    """What groups of releases paid, by group and block."""
+
+    releases: Counter[str] = field(default_factory=Counter)
+    costs: dict[str, dict[str, Cost]] = field(default_factory=lambda: defaultdict(dict))
+
+    def add(self, group: str, charges: Iterable[tuple[str, Cost]]) -> None:
+        """Count a release of a group, and what it paid in each block."""
+        self.releases[group] += 1
+        paid = self.costs[group]
+        for block, cost in charges:
+            paid[block] = paid.get(block, Cost()) + cost
+
+    def largest(self, group: str) -> Cost:
+        """The most that one block paid, of each amount: no unit of a block lost more."""
+        return _largest_cost(self.costs[group].values())
+
+
 class StatementReader:
     """Reads a history from its first entry on, or behind what was spent before.
 
@@ -231,7 +251,7 @@ class StatementReader:
         self._sums: dict[str, Cost] = dict(opening or {})
         self._total = sum(self._sums.values(), Cost())
         self._lines: list[dict[str, Any]] = []
-        self._groups: dict[str, tuple[int, dict[str, Cost]]] = {}
+        self._spend = GroupSpend()
         self._states: dict[str, str] = {}
         self._newest = 0, ""
 
@@ -266,10 +286,7 @@ class StatementReader:
         what = "session" if entry.kind == "session" else "release"
         self._add_line(entry, what, next(iter(paid.values())), paid, within)
         if within:
-            count, sums = self._groups.setdefault(self._name_group(entry), (0, {}))
-            for block, cost in paid.items():
-                sums[block] = sums.get(block, Cost()) + cost
-            self._groups[self._name_group(entry)] = count + 1, sums
+            self._spend.add(self._name_group(entry), paid.items())
 
     def _add_recovery(self, entry: Entry, within: bool) -> None:
         for release_id in entry.body["unsettled"]:
@@ -340,15 +357,14 @@ class StatementReader:
             StatementLine(**line, state=self._states.get(line["release_id"], ""))
             for line in self._lines
         ]
-        totals = []
-        for group, (count, sums) in sorted(self._groups.items()):
-            costs = sums.values()
-            most = Cost(*(max(getattr(c, n) for c in costs) for n in ("epsilon", "delta", "renyi")))
-            totals.append(StatementTotal(group, count, *self._count(most)))
+        totals = [
+            StatementTotal(group, count, *self._count(self._spend.largest(group)))
+            for group, count in sorted(self._spend.releases.items())
+        ]
         return Statement(
             self._scope,
-            _point_text(self._since, "the first entry"),
-            _point_text(self._until, "now"),
+            point_text(self._since, "the first entry"),
+            point_text(self._until, "now"),
             self._by,
             tuple(lines),
             tuple(totals),
@@ -362,17 +378,20 @@ def _request(entry: Entry) -> dict[str, Any]:
     return dict(stored_json(entry.body["request"]))
 
 
+def _largest_cost(costs: Collection[Cost]) -> Cost:
+    """The largest of each amount; nothing where there is no cost."""
+    names = ("epsilon", "delta", "renyi")
+    return Cost(*(max((getattr(cost, name) for cost in costs), default=0) for name in names))
+
+
 def _least_left(capacity: Capacity, sums: Sequence[Cost]) -> tuple[str, str, str]:
     """What is left of each amount where least of it is; "" on a path that the filter does not have."""
-    most = {
-        name: max((getattr(cost, name) for cost in sums), default=0)
-        for name in ("epsilon", "delta", "renyi")
-    }
+    most = _largest_cost(sums)
     delta = max(capacity.delta, capacity.renyi_delta)
     return (
-        "" if capacity.epsilon < 0 else _decimal(max(0, capacity.epsilon - most["epsilon"]), 12),
-        _decimal(max(0, delta - most["delta"]), 18),
-        "" if capacity.renyi < 0 else _decimal(max(0, capacity.renyi - most["renyi"]), 12),
+        "" if capacity.epsilon < 0 else _decimal(max(0, capacity.epsilon - most.epsilon), 12),
+        _decimal(max(0, delta - most.delta), 18),
+        "" if capacity.renyi < 0 else _decimal(max(0, capacity.renyi - most.renyi), 12),
     )
 
 
@@ -384,13 +403,15 @@ def _decimal(units: int, digits: int) -> str:
     return text.rstrip("0").rstrip(".")
 
 
-def _point_text(point: Point | None, otherwise: str) -> str:
+def point_text(point: Point | None, otherwise: str) -> str:
+    """A bound of a period, for people; ``otherwise`` where there is none."""
     if point is None:
         return otherwise
     return f"entry {point}" if isinstance(point, int) else point.isoformat()
 
 
-def _render_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+def render_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    """Rows as HTML, every text escaped."""
     lines = ["".join(f"<td>{escape(str(cell))}</td>" for cell in row) for row in rows]
     if not lines:
         return "<p>None.</p>\n"
