@@ -115,9 +115,7 @@ def count_charges(state: LedgerState, bill: Sequence[Charge], counted: Counter[s
 def list_states(state: LedgerState) -> list[WitnessState]:
     """How far the witness of each scope is that demands one."""
     return [
-        _read_state(scope, scope.filter.witness, _find_row(state, scope))
-        for scope in _demanding(state)
-        if scope.filter.witness is not None
+        _read_state(scope, demand, _find_row(state, scope)) for scope, demand in _demanding(state)
     ]
 
 
@@ -148,15 +146,13 @@ def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> 
         InvalidInput: it is no checkpoint.
     """
     state, scopes = writer.state, _demanding(writer.state)
-    demands = {scope.filter.witness.key for scope in scopes if scope.filter.witness is not None}
-    signers, point = signed_by(note, demands)
+    signers, point = signed_by(note, {demand.key for _, demand in scopes})
     if point is None:
         return False
     behind = {}
-    for scope in scopes:
+    for scope, demand in scopes:
         row = _find_row(state, scope)
-        signed = scope.filter.witness is not None and scope.filter.witness.key in signers
-        if signed and point.size > row.size:
+        if demand.key in signers and point.size > row.size:
             behind[scope.scope] = row
     if not behind:
         return False
@@ -175,9 +171,7 @@ def take_checkpoint(writer: Writer, note: str, is_own: bool, principal: str) -> 
 def list_keys(state: LedgerState, scopes: Collection[str] | None = None) -> set[str]:
     """Verifier keys of the witnesses that these scopes demand; that any scope demands if left out."""
     return {
-        scope.filter.witness.key
-        for scope in _demanding(state)
-        if scope.filter.witness is not None and (scopes is None or scope.scope in scopes)
+        demand.key for scope, demand in _demanding(state) if scopes is None or scope.scope in scopes
     }
 
 
@@ -220,9 +214,10 @@ def _entries_behind(writer: Writer, point: Checkpoint) -> Iterator[Any]:
         raise LedgerCorrupt("the newest entry was changed; run dpflow ledger verify")
 
 
-def _demanding(state: LedgerState) -> list[Scope]:
+def _demanding(state: LedgerState) -> list[tuple[Scope, WitnessDemand]]:
     rows = [state.take(schema.scope, row) for row in state.transaction.rows(_SCOPES)]
-    return [scope for scope in map(read_scope, rows) if scope.filter.witness is not None]
+    found = ((scope, scope.filter.witness) for scope in map(read_scope, rows))
+    return [(scope, demand) for scope, demand in found if demand is not None]
 
 
 def _find_row(state: LedgerState, scope: Scope) -> Any:
