@@ -25,7 +25,6 @@ from dpflow.ledger.books.records import (
     checked_name,
     checked_principal,
     path_of,
-    stored_json,
     utc_text,
 )
 from dpflow.ledger.history import chain
@@ -212,7 +211,6 @@ class AuditedLedger(SealedDatabase):
         first, earliest = since if isinstance(since, int) else 1, ""
         if not isinstance(since, int):
             earliest = utc_text(since)
-        names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
         with self._database.begin_reading() as transaction:
             if scope is not None:
                 charges.get_scope(LedgerState(transaction, ""), scope)
@@ -224,8 +222,7 @@ class AuditedLedger(SealedDatabase):
                         and (scope is None or scope in path_of(row.scope))
                         and principal in (None, row.principal)
                     ):
-                        fields = {name: getattr(row, name) for name in names}
-                        yield Entry(**fields, body=stored_json(row.body))
+                        yield Entry.read_row(row)
 
     # --- verification -----------------------------------------------------------------------------
 

@@ -427,7 +427,7 @@ class BudgetView:
         """
         with self._read() as (transaction, index):
             numbers = index.find_entries(scope, dags, before, limit)
-            return [_make_entry(row) for row in find_entries(transaction, numbers)]
+            return [Entry.read_row(row) for row in find_entries(transaction, numbers)]
 
     def statement(
         self, name: str, dags: Collection[str] | None = None, limit: int = 50
@@ -444,7 +444,7 @@ class BudgetView:
             accounts = transaction.rows(_BLOCKS_OF, scope=name)
             states = {row.id: row.state for row in _find_releases(transaction, charged)}
         sums = {row.block: Cost(row.epsilon, row.delta, row.renyi) for row in accounts}
-        entries = map(_make_entry, [*grants, *charged[::-1]])
+        entries = map(Entry.read_row, [*grants, *charged[::-1]])
         return read_newest(scope, sums, entries, states, {*visible}, limit)
 
     def settled(
@@ -529,11 +529,6 @@ def _find_releases(transaction: Transaction, entries: Sequence[Any]) -> list[Any
     """The rows of what these entries charged."""
     ids = [{"id": entry.release_id} for entry in entries]
     return transaction.rows(RELEASES, rows=ids) if ids else []
-
-
-def _make_entry(row: Any) -> Entry:
-    names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
-    return Entry(**{n: getattr(row, n) for n in names}, body=stored_json(row.body))
 
 
 def _list_visible(charged: Collection[Unsettled], dags: Collection[str] | None) -> list[Unsettled]:

@@ -290,6 +290,12 @@ class Entry:
     body: Mapping[str, Any]
     hash: str
 
+    @classmethod
+    def read_row(cls, row: Any) -> Entry:
+        """The entry of a row. Raises `LedgerCorrupt` if its body is none that a ledger wrote."""
+        names = ("seq", "at", "kind", "scope", "release_id", "principal", "hash")
+        return cls(**{name: getattr(row, name) for name in names}, body=stored_json(row.body))
+
     def to_json(self) -> dict[str, Any]:
         """All fields as JSON."""
         return dict(vars(self))
