@@ -30,7 +30,7 @@ from dpflow.ledger.books.records import (
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.anchor import Anchor, default_folder
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
-from dpflow.ledger.history.sealed_database import SealedDatabase
+from dpflow.ledger.history.sealed_database import SealedDatabase, read_fingerprint
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.database import Database
@@ -565,23 +565,19 @@ class AuditedLedger(SealedDatabase):
         named = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
         if version in schema.UPGRADABLE:
             ledger = cls.__new__(cls)
-            ledger._attach(database, Anchor(Path(named) if named else _default_place(database)))
+            folder = Path(named) if named else default_folder(read_fingerprint(database)[:16])
+            ledger._attach(database, Anchor(folder))
             ledger._upgrade_tables(version, principal)
         return cls(target, anchor=anchor).verify()
 
     def _upgrade_tables(self, version: str, principal: str) -> None:
         from dpflow.ledger.audit import migrations
 
-        fingerprint = self._meta_values()["anchor"]
         with self._begin_writing() as writer:
             transaction = writer.transaction
             stored = transaction.text("SELECT name, value FROM dpflow_meta")
             meta = {name: value for name, value in stored}
-            if meta.get("anchor") != fingerprint:
-                raise LedgerCorrupt(
-                    f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
-                    f"DPFLOW_LEDGER_ANCHOR=DIR"
-                )
+            self._require_anchor(meta.get("anchor"))
             # Asked inside the turn: another upgrade may have been first.
             if meta.get("schema") != version:
                 return
@@ -594,12 +590,3 @@ class AuditedLedger(SealedDatabase):
 
     def _seal_state(self, secret: str) -> str:
         return sessions.seal_state(self._anchor, secret)
-
-
-def _default_place(database: Database) -> Path:
-    """Where the anchor of a ledger is that says only by its fingerprint which one is its own."""
-    with database.begin_reading() as transaction:
-        ((fingerprint,),) = transaction.text(
-            "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
-        )
-    return default_folder(fingerprint[:16])

@@ -113,7 +113,7 @@ class ForwardCheck:
             self._own_slots.add((*body["slot"], row.release_id))
         if row.kind != "join":
             self._charged.add(row.release_id)
-            self._names |= {*_names_of(row.scope, body)}
+            self._names |= {*data_claims.all_names(row.scope, body["data"])}
 
     # --- the past -----------------------------------------------------------------------------
 
@@ -256,9 +256,3 @@ class ForwardCheck:
             named = [{column: value} for value in wanted[start : start + _BATCH]]
             rows += self._transaction.rows(statement, rows=named)
         return rows
-
-
-def _names_of(scope: str, body: dict[str, Any]) -> tuple[str, ...]:
-    return data_claims.claim_names(scope, body["data"]) + data_claims.joined_names(
-        scope, body["data"]
-    )

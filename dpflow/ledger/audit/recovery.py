@@ -278,14 +278,7 @@ def make_checkpoint(
         expected.root,
         trace.at,
         tuple(
-            (
-                name,
-                row["filter"],
-                row["protects"],
-                row["blocks"],
-                row["closed"],
-                row["approvals"],
-            )
+            (name, *(row[column] for column in SCOPE_COLUMNS))
             for name, row in sorted(expected.scopes.items())
         ),
         tuple(sorted(expected.account_rows(), key=lambda row: row[:2])),
@@ -340,11 +333,7 @@ def recover_state(
         scopes = _take_scopes(writer, trace, ahead)
         for (scope, block), cost in trace.due(ahead).items():
             spent.append([scope, block, *vars(cost).values()])
-            row = state.find(schema.account, scope=scope, block=block)
-            if row is None:
-                state.insert(schema.account, scope=scope, block=block, **vars(cost))
-            else:
-                state.update(schema.account, row, **vars(cost))
+            state.put(schema.account, {"scope": scope, "block": block}, **vars(cost))
     # A mark at the very entry that was signed: then nothing came after it.
     end = None if ahead is None else (ahead.size, ahead.head)
     witnessed = end is not None and end in {marked, *trace.expected.marks}
@@ -414,10 +403,7 @@ def _take_scopes(
             )
         if is_kept:
             continue
-        if row is None:
-            state.insert(schema.scope, name=name, **terms, seq=number)
-        else:
-            state.update(schema.scope, row, **terms, seq=number)
+        state.put(schema.scope, {"name": name}, **terms, seq=number)
         before = None if row is None else Filter.from_json(stored_json(row.filter))
         witnesses.watch_scope(state, name, before, now, number)
         taken.append([name, *terms.values()])

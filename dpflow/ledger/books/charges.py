@@ -219,7 +219,7 @@ class OpenAccounts:
             account = charge.scope.scope, charge.block
             used = self._sums.get(account)
             if used is None:
-                row = self._find_row(account)
+                row = self._state.find(schema.account, scope=account[0], block=account[1])
                 used = Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
             after = used + charge.cost
             # Both sides are whole units: no rounding can admit a charge too many.
@@ -232,15 +232,8 @@ class OpenAccounts:
     def write(self) -> None:
         """Write what every budget has spent now."""
         for account, cost in self._sums.items():
-            row = self._find_row(account)
-            if row is None:
-                scope, block = account
-                self._state.insert(schema.account, scope=scope, block=block, **vars(cost))
-            else:
-                self._state.update(schema.account, row, **vars(cost))
-
-    def _find_row(self, account: tuple[str, str]) -> Any:
-        return self._state.find(schema.account, scope=account[0], block=account[1])
+            identity = {"scope": account[0], "block": account[1]}
+            self._state.put(schema.account, identity, **vars(cost))
 
 
 def _explain_refusal(charge: Charge, used: Cost) -> str:

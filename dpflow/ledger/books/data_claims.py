@@ -36,6 +36,11 @@ def joined_names(scope: str, named: Sequence[str]) -> tuple[str, ...]:
     return _split_names(scope, tuple(named))[1]
 
 
+def all_names(scope: str, named: Sequence[str]) -> tuple[str, ...]:
+    """Names of both kinds."""
+    return claim_names(scope, named) + joined_names(scope, named)
+
+
 @functools.lru_cache(maxsize=1024)
 def _split_names(scope: str, named: tuple[str, ...]) -> tuple[tuple[str, ...], tuple[str, ...]]:
     bound_names = dict.fromkeys(
@@ -50,8 +55,7 @@ def _read_claims(state: LedgerState, scope: str, named: Sequence[str]) -> dict[s
     """What is known of this data, by name, in the order of the names: a refusal names the same data
     each time.
     """
-    bound_names, also = _split_names(scope, tuple(named))
-    rows = {name: state.find(schema.data, name=name) for name in bound_names + also}
+    rows = {name: state.find(schema.data, name=name) for name in all_names(scope, named)}
     return {name: row for name, row in rows.items() if row is not None}
 
 

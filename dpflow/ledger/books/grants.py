@@ -376,10 +376,7 @@ def _write_scope(
     """Write a scope's row and its entry in the history."""
     row = _columns_of(granted) | {"closed": 0, "seq": writer.next_seq}
     before = writer.state.find(schema.scope, name=granted.scope)
-    if before is None:
-        writer.state.insert(schema.scope, name=granted.scope, **row)
-    else:
-        writer.state.update(schema.scope, before, **row)
+    writer.state.put(schema.scope, {"name": granted.scope}, **row)
     former = None if before is None else charges.read_scope(before).filter
     witnesses.watch_scope(writer.state, granted.scope, former, granted.filter, row["seq"])
     _add_entry(writer, "grant", granted, principal, proposal, signer)
@@ -408,10 +405,7 @@ def _propose(
             return _read_proposal(earlier)
     proposal = GrantProposal(granted, principal, writer.next_seq)
     row["seq"] = proposal.seq
-    if earlier is None:
-        state.insert(schema.proposal, scope=granted.scope, **row)
-    else:
-        state.update(schema.proposal, earlier, **row)
+    state.put(schema.proposal, {"scope": granted.scope}, **row)
     _add_entry(writer, "propose", granted, principal, signer=signer)
     return proposal
 

@@ -191,8 +191,7 @@ def wanted_rows(charges: Iterable[ReleaseCharge]) -> Iterator[tuple[sa.Table, di
             yield schema.scope, {"name": name}
             for block in ask.blocks or ("",):
                 yield schema.account, {"scope": name, "block": block}
-        names = data_claims.claim_names(ask.key.scope, ask.data)
-        for name in names + data_claims.joined_names(ask.key.scope, ask.data):
+        for name in data_claims.all_names(ask.key.scope, ask.data):
             yield schema.data, {"name": name}
 
 

@@ -74,13 +74,8 @@ def watch_scope(
     state: LedgerState, name: str, before: Filter | None, after: Filter, seq: int
 ) -> None:
     """Begin to count a scope's charges where its grant names another witness than before."""
-    if not starts_anew(before, after):
-        return
-    row = state.find(schema.witness, scope=name)
-    if row is None:
-        state.insert(schema.witness, scope=name, size=seq, charges=0)
-    else:
-        state.update(schema.witness, row, size=seq, charges=0)
+    if starts_anew(before, after):
+        state.put(schema.witness, {"scope": name}, size=seq, charges=0)
 
 
 def count_charges(state: LedgerState, bill: Sequence[Charge], counted: Counter[str]) -> None:

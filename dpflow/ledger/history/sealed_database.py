@@ -55,17 +55,9 @@ class SealedDatabase:
                     f"there is no ledger at {self._database!r}; name the right file, or make one: dpflow ledger grant"
                 )
             self._create_tables(named)
-        with self._database.begin_reading() as transaction:
-            ((fingerprint,),) = transaction.text(
-                "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
-            )
+        fingerprint = read_fingerprint(self._database)
         self._attach(self._database, named or Anchor(default_folder(fingerprint[:16])))
-        # Only a commitment is stored there: the database must not tell the key.
-        if fingerprint != self._meta_values()["anchor"]:
-            raise LedgerCorrupt(
-                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
-                f"DPFLOW_LEDGER_ANCHOR=DIR"
-            )
+        self._require_anchor(fingerprint)
 
     def _attach(self, database: Database, anchor: Anchor) -> None:
         self._database, self._anchor = database, anchor
@@ -106,6 +98,15 @@ class SealedDatabase:
 
     def _meta_values(self) -> dict[str, str]:
         return {"schema": schema.VERSION, "anchor": self._anchor.commitment(b"", "fingerprint")}
+
+    def _require_anchor(self, fingerprint: object) -> None:
+        """Raises `LedgerCorrupt` unless a database names the anchor by this fingerprint."""
+        # Only a commitment is stored there: the database must not tell the key.
+        if fingerprint != self._meta_values()["anchor"]:
+            raise LedgerCorrupt(
+                f"{self._anchor.folder} is not the anchor of {self._database!r}; name the right one: "
+                f"DPFLOW_LEDGER_ANCHOR=DIR"
+            )
 
     def commitment(self, data: bytes, purpose: str) -> str:
         """HMAC of something private under the ledger's key: the only form in which its digest may
@@ -213,6 +214,15 @@ class SealedDatabase:
     def _replace_mark(self, writer: chain.Writer) -> None:
         assert writer.added is not None
         self._anchor.replace_mark(*writer.added)
+
+
+def read_fingerprint(database: Database) -> str:
+    """What a ledger's database says of its anchor; "" if nothing."""
+    with database.begin_reading() as transaction:
+        ((fingerprint,),) = transaction.text(
+            "SELECT coalesce(max(value), '') FROM dpflow_meta WHERE name = 'anchor'"
+        )
+    return str(fingerprint)
 
 
 @contextlib.contextmanager

@@ -310,6 +310,14 @@ class LedgerState:
             others.append(added)
             self._grown.add((table.name, row[form.listed]))
 
+    def put(self, table: sa.Table, identity: Mapping[str, Any], **columns: Any) -> None:
+        """Change columns of the row with this identity, which is added where there is none."""
+        row = self.find(table, **identity)
+        if row is None:
+            self.insert(table, **identity, **columns)
+        else:
+            self.update(table, row, **columns)
+
     def update(self, table: sa.Table, row: Any, **changes: Any) -> Any:
         """Change columns of a row that was read; returns it as it is now."""
         form = TABLES[table.name]
