@@ -27,6 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 
 from dpflow.core.contract.contribution import MAX_GROUPS
 from dpflow.core.contract.declaration import Table
@@ -38,8 +39,11 @@ from dpflow.core.toolbox.noise import FAILURE
 from dpflow.engine.releases.choose_bounds import largest_bounds, list_profiles, list_read_columns
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
+from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.tables.language.conditions import parse_condition
+from dpflow.tables.language.grouping import parse_row_expression
+from dpflow.tables.language.nodes import Node
 
 
 def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
@@ -66,7 +70,8 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         for one in query.measures
         if one.measure == "count" or (one.measure == "count_distinct" and not is_repeated)
     ]
-    measures = [*counts, *_measures_within_bounds(query)]
+    within = _measures_within_bounds(query)
+    measures = [*counts, *within]
     if query.private or not measures:
         return None
     premise, profile = _find_fitting(plan, ledger, snapshot) or ("", None)
@@ -82,9 +87,9 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
             ends[mechanism.measure_label(measure)] = total
     statements = []
     if ends:
-        within = [one.column for one in measures if one.column and cuts.rows is not None]
+        names = sorted(frozenset[str]().union(*within.values())) if cuts.rows is not None else []
         known = (
-            f", and no {' or '.join(within)} is beyond its bounds or off its grid" if within else ""
+            f", and no {' or '.join(names)} is beyond its bounds or off its grid" if names else ""
         )
         statements.append(
             f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}"
@@ -137,11 +142,82 @@ def describe_unmeasured(plan: Plan) -> str:
     )
 
 
-def _measures_within_bounds(query: Query) -> list[Measure]:
-    """Sums and means of columns of which everybody knows that no value is clamped or rounded."""
-    largest = query.table.max_contributions
-    names = () if largest is None else largest.within_bounds
-    return [one for one in query.measures if one.measure in ("sum", "mean") and one.column in names]
+def _measures_within_bounds(query: Query) -> dict[Measure, frozenset[str]]:
+    """Sums and means of columns of which everybody knows that no value is clamped or rounded, each with the columns of
+    which that is declared.
+    """
+    measures = [one for one in query.measures if one.measure in ("sum", "mean")]
+    found = {one: _find_within_bounds(str(one.column), query.table) for one in measures}
+    return {one: names for one, names in found.items() if names is not None}
+
+
+def _find_within_bounds(name: str, table: Table) -> frozenset[str] | None:
+    """The columns whose values must lie within their bounds and on their grid so that none of a column's is clamped or
+    rounded: its own, or those of which an expression takes one, such as ``CASE WHEN city = 'Rome' THEN cost ELSE 0 END``.
+    None where that is not known.
+    """
+    largest, column = table.max_contributions, table.columns[name]
+    if largest is None or name in largest.within_bounds:
+        return None if largest is None else frozenset({name})
+    if column.expression is None or column.lower is None or column.upper is None:
+        return None
+    try:
+        values = _find_values(parse_row_expression(column.expression, table), table)
+    except InvalidInput:
+        return None
+    is_within = (
+        values is not None
+        and column.lower <= values.low
+        and values.high <= column.upper
+        and not any(step % column.step for step in values.steps)
+    )
+    return values.names if is_within and values is not None else None
+
+
+@dataclass(frozen=True)
+class _Values:
+    """What an expression may be, if values of the columns that it names are within their bounds and on their grid."""
+
+    low: Fraction
+    high: Fraction
+    steps: frozenset[Fraction]
+    names: frozenset[str] = frozenset()
+
+
+def _find_values(node: Node, table: Table) -> _Values | None:
+    """Values of an expression that takes one of numbers and columns; None of any other."""
+    assert table.max_contributions is not None
+    if node.op == "number":
+        number = Fraction(node.args[0])
+        return _Values(number, number, frozenset({number}))
+    if node.op == "column":
+        name = ".".join(node.args[0])
+        if name not in table.max_contributions.within_bounds:
+            return None
+        column = table.bounded_column(name)
+        low, high = (end * column.step for end in column.grid_bounds())
+        return _Values(low, high, frozenset({column.step}), frozenset({name}))
+    args = node.args
+    if node.op == "CASE":
+        args = (*args[1::2], *args[len(args) // 2 * 2 :])
+    elif node.op not in ("least", "greatest", "coalesce"):
+        return None
+    found = [one for arg in args if (one := _find_values(arg, table))]
+    if len(found) < len(args):
+        return None
+    low, high = min(one.low for one in found), max(one.high for one in found)
+    # Of values that may be missing nothing is known.
+    numbers = [one.low for arg, one in zip(args, found) if arg.op == "number"]
+    if node.op == "least":
+        high = min([high, *numbers])
+    elif node.op == "greatest":
+        low = max([low, *numbers])
+    return _Values(
+        low,
+        high,
+        frozenset[Fraction]().union(*(one.steps for one in found)),
+        frozenset[str]().union(*(one.names for one in found)),
+    )
 
 
 def _find_total(

@@ -530,6 +530,48 @@ def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
         Table.model_validate(raw | {"max_contributions": {"rows": 2, "within_bounds": ["state"]}})
 
 
+def test_sums_that_take_one_of_such_values_have_one(tmp_path: Path) -> None:
+    """Under a FILTER, of flags and CASE; not where arithmetic may leave the bounds, or those of another column decide."""
+    world = World(tmp_path)
+    raw = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    raw["contribution_bounds"] = {"rows": 24}
+    raw["max_contributions"] |= {"within_bounds": ["gain"]}
+    raw["columns"] |= {"gain": {"lower": -2, "upper": 3}, "other": {"lower": 0, "upper": 3}}
+    with duckdb_file(world.table.database) as connection:
+        connection.execute(
+            "ALTER TABLE orders ADD COLUMN gain INTEGER; ALTER TABLE orders ADD COLUMN other INTEGER"
+        )
+        connection.execute("UPDATE orders SET gain = customer % 6 - 2, other = customer % 30")
+    world.table = Table.model_validate(raw)
+    warm = "state = 'A'"
+    stated = {
+        f"COUNT(*) FILTER (WHERE {warm})": None,
+        "COUNT(other)": None,
+        f"SUM(CASE WHEN {warm} THEN 1 ELSE 0 END)": None,
+        f"SUM(gain) FILTER (WHERE {warm})": "gain",
+        f"SUM(CASE WHEN {warm} THEN gain WHEN other > 5 THEN -1 + 2 ELSE 0 END)": "",
+        f"SUM(CASE WHEN {warm} THEN gain ELSE 2 END)": "gain",
+        "SUM(least(gain, 1))": "gain",
+        "SUM(greatest(gain, 0))": "gain",
+        f"AVG(gain) FILTER (WHERE {warm})": "gain",
+        "SUM(gain * 2)": "",
+        "SUM(least(other, 3))": "",
+        f"SUM(other) FILTER (WHERE {warm})": "",
+    }
+    for value, names in stated.items():
+        text = f"SELECT {value} AS x FROM orders"
+        answer = world.ask(text, epsilon="50")
+        ((cell,),) = answer.values
+        assert answer.columns[0].total == ("no interval" if names == "" else "stated"), value
+        note = " ".join(answer.notes)
+        assert (f"no {names} is beyond its bounds" in note) == bool(names), value
+        if cell.total is not None:
+            truth = world.read(text)["x"][0]
+            # Five times as wide: that it misses has a probability below 1e-6.
+            slack = 2 * (cell.total[1] - cell.total[0])
+            assert cell.total[0] - slack <= truth <= cell.total[1] + slack, value
+
+
 def test_means_have_one_that_holds(tmp_path: Path) -> None:
     """Heavy customers spend more, so bounds move the mean: noise intervals miss the truth, total ones
     hold it, and say so in frames, SQL and types. A variance has none.
@@ -556,7 +598,7 @@ def test_means_have_one_that_holds(tmp_path: Path) -> None:
     # January and February; later months have heavy customers alone.
     assert held[:2].all() and not of_noise[:2].any()
     assert (frame["a_high"] - frame["a_low"])[:2].max() < 8
-    assert any("total intervals of mean(amount) hold" in note for note in answer.notes)
+    assert any("mean(amount)" in note and "hold with 95 %" in note for note in answer.notes)
     fixed = {"groups": 2, "rows_per_group": 2, "rows": 2}
     fields: dict[str, Any] = {"params": {"column": "amount", "by": BY, "epsilon": "50"}}
     table = world.release("mean", contribution_bounds=fixed, **fields).to_pandas()
