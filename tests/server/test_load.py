@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
+import ipaddress
 import json
 import socket
+import ssl
+import subprocess
+import sys
 import threading
 import time
+import warnings
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from service_world import Server, ServiceWorld, headers_of
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from service_world import TOKENS, Server, ServiceWorld, headers_of
+
+from dpflow.client.remote import RemoteClient
+from dpflow.demo.airflow_environment import find_free_port
+from dpflow.errors import ServiceUnavailable
 
 #: What one of the requests costs, in thousandths; more principals than one fill the queue.
 COST = "0.001"
@@ -150,3 +163,67 @@ def test_strangers_who_send_nothing_keep_nobody_out(tmp_path: Path) -> None:
                 time.sleep(0.2)
         assert time.monotonic() < deadline
     server.stop()
+
+
+def write_certificate(folder: Path) -> Path:
+    """One for this machine's loopback, signed by itself; its key is in ``key.pem`` beside it."""
+    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
+    day, now = dt.timedelta(days=1), dt.datetime.now(dt.UTC)
+    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
+    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
+    certificate = builder.add_extension(address, critical=True).sign(key, hashes.SHA256())
+    file = folder / "certificate.pem"
+    file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    (folder / "key.pem").write_bytes(
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        )
+    )
+    return file
+
+
+def test_a_service_with_tls_answers_nothing_in_the_clear(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client asks by HTTPS where it trusts the certificate, and sends nothing where it does not; old protocols are refused."""
+    world, certificate = ServiceWorld(tmp_path), write_certificate(tmp_path)
+    port = find_free_port()
+    options = ["--host", "0.0.0.0", "--port", str(port), "--tls-certificate", str(certificate)]
+    options += ["--tls-key", str(tmp_path / "key.pem")]
+    process = subprocess.Popen(
+        [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(world.file), *options],
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        url, trust = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
+        deadline = time.monotonic() + 120
+        while True:
+            with contextlib.suppress(httpx.TransportError):
+                if httpx.get(f"{url}/readyz", verify=trust).status_code == 200:
+                    break
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.1)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://127.0.0.1:{port}/readyz")
+        client = RemoteClient(url, TOKENS["ann"][0])
+        with pytest.raises(ServiceUnavailable):
+            client.settle("release", ask(1))
+        monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+        client = RemoteClient(url, TOKENS["ann"][0])
+        assert client.settle("release", ask(1))["name"] == "n1"
+        assert (
+            ssl.get_server_certificate(("127.0.0.1", port)).split()
+            == certificate.read_text().split()
+        )
+        old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        old.check_hostname, old.verify_mode = False, ssl.CERT_NONE
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with warnings.catch_warnings(action="ignore"):
+            old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
+        with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+            old.wrap_socket(connection)
+    finally:
+        process.terminate()
+        process.wait(60)
