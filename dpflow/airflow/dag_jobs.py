@@ -369,7 +369,9 @@ def _contract_maker(
             return [PlannedRelease(session, session.blocks)]
         if read.mode != "metered":
             return []
-        listed = requests.setdefault(f"{read!r}", [one for one, _ in list_requests(read, ())])
+        listed = requests.setdefault(
+            f"{read!r}", [one for one, _ in list_requests(read, (), UNKNOWN_FILTERS)]
+        )
         return [PlannedRelease(request, blocks, n) for n, request in enumerate(listed)]
 
     return make_requests

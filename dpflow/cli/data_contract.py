@@ -51,7 +51,8 @@ def plan_command(
     if not contract.is_paid:
         views = [{"contract": contract.name, "mode": contract.mode, "cost": "nothing is charged"}]
     elif contract.mode == "metered":
-        for plan, drift in plan_contract(contract, blocks, Registry.load()):
+        ledger = find_ledger(None, [file])
+        for plan, drift in plan_contract(contract, blocks, Registry.load(), ledger):
             view = plan.describe()
             widths = view.pop("half_width_95")
             view |= {f"error of {name}": f"{width:.4g}" for name, width in dict(widths).items()}

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases.execute import has_hard_links, name_rows, release_all
@@ -17,6 +18,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.error_boundary import errors_end_here, silence_libraries
 from dpflow.errors import ContractViolated, InvalidInput, MissingExtra, PlanRefused
 from dpflow.extras import require_extra
@@ -249,22 +251,24 @@ def check_catalogue(table: Table) -> list[CheckOutcome]:
 def plan_contract(
     contract: Contract, blocks: Sequence[str], registry: Registry, ledger: Ledger | None = None
 ) -> list[tuple[Plan, DriftCheck | None]]:
-    """The plans of `list_requests`, each with its drift check.
+    """The plans of `list_requests`, each with its drift check. Rows are cut as the declaration says: verdicts of two
+    runs, and shares and their reference, are about the same rows, whatever profile is released between them.
 
     Args:
         ledger: whose grants say which noise is held.
     """
-    requests = list_requests(contract, blocks)
-    return [(make_plan(request, registry, ledger), drift) for request, drift in requests]
+    filters = ScopeFilters(ledger)
+    requests = list_requests(contract, blocks, filters)
+    return [(make_plan(request, registry, filters=filters), drift) for request, drift in requests]
 
 
 def list_requests(
-    contract: Contract, blocks: Sequence[str]
+    contract: Contract, blocks: Sequence[str], filters: ScopeFilters
 ) -> list[tuple[ReleaseRequest, DriftCheck | None]]:
     """The releases of a metered contract: one for its checks, and one for each drift check."""
     asked: list[tuple[ReleaseRequest, DriftCheck | None]] = []
     if contract.checks:
-        weighted = weigh_checks(contract)
+        weighted = weigh_checks(contract, filters)
         params = {
             "checks": [one.model_dump(mode="json", exclude_none=True) for one in weighted],
             "epsilon": str(contract.epsilon),
@@ -325,13 +329,29 @@ def _pay_checks(
     return outcomes, receipts
 
 
+def _require_same_cut(contract: Contract, drift: DriftCheck, request: Mapping[str, Any]) -> None:
+    """Shares of rows that were cut differently differ though the rows are the same."""
+    table, asked = contract.load_declaration(), request.get("contribution_bounds")
+    declared = table.bounds_for(drift.column)
+    own = declared
+    if asked is not None:
+        requested = RequestedBounds.model_validate(asked)
+        own = table.with_bounds(drift.column, requested).bounds_for(drift.column)
+    if own != declared or "chosen_bounds" in request:
+        raise PlanRefused(
+            f"check {drift.name!r} compares with {drift.reference!r}, which cut each {table.privacy_unit.column}'s rows otherwise "
+            f"than a contract does; release it under another name with the declared contribution_bounds in its file"
+        )
+
+
 def find_reference(ledger: Ledger, contract: Contract, drift: DriftCheck) -> Result:
     """The released counts that a drift check compares with: the first settled release of that name.
 
-    Raises `PlanRefused` where there is none.
+    Raises `PlanRefused` where there is none, or one of rows that were cut otherwise.
     """
     for record in ledger.releases_by_name(contract.scope, drift.reference):
         if record.settled and record.result is not None:
+            _require_same_cut(contract, drift, record.request)
             return Result.from_json(record.result)
     raise PlanRefused(
         f"check {drift.name!r} compares with {drift.reference!r}, and scope {contract.scope!r} has no settled release "

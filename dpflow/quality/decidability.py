@@ -16,6 +16,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.row_checks import RowCheck, make_excess
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.mechanisms.check_rows import CheckRows, CheckRowsParams
 from dpflow.quality.contract_file import Contract
 from dpflow.tables.language.grouping import declare_columns
@@ -104,7 +105,7 @@ def _slack(check: RowCheck, table: Table) -> tuple[Fraction, Fraction] | None:
     return (limit if at_most else 1 - limit), Fraction(0)
 
 
-def weigh_checks(contract: Contract) -> tuple[RowCheck, ...]:
+def weigh_checks(contract: Contract, filters: ScopeFilters) -> tuple[RowCheck, ...]:
     """The checks with weights under which as many as possible decide at the contract's ``rows``.
 
     Those that need the least noise-free room get a weight in proportion to their need, the others the least
@@ -122,6 +123,9 @@ def weigh_checks(contract: Contract) -> tuple[RowCheck, ...]:
         )
         declared = declare_columns(table, CheckRows().computed_columns(params, table))
         release, _ = CheckRows().choose_release(params, declared)
+        if not filters.hold(contract.scope or contract.name, release.event):
+            params = params.model_copy(update={"delta": Fraction(0)})
+            release, _ = CheckRows().choose_release(params, declared)
         return [_judge_noise(contract, check, release, table) for check in weighted]
 
     even = judge(checks)

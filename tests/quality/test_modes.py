@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -12,9 +13,14 @@ import numpy as np
 import pytest
 import yaml
 from contract_world import CHECKS, DAY, SECRET, World, verdicts, watch
+from typer.testing import CliRunner
 
+from dpflow.cli import data_contract
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
+from dpflow.engine.releases.execute import release
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import (
     BudgetExceeded,
     ContractViolated,
@@ -240,6 +246,98 @@ def test_nothing_is_suggested_without_history(
     assert suggest_bounds(world.contract(), world.ledger, REGISTRY) == found
     with pytest.raises(InvalidInput, match="releases none"):
         suggest_bounds(world.contract(mode="watch"), world.ledger, REGISTRY)
+
+
+# --- rows that a profile cuts ---------------------------------------------------------------------
+
+
+@pytest.fixture
+def profiled(tmp_path: Path) -> World:
+    """Of 5,500 rows 500 are one plane's, all late, in a table whose declaration cuts none; and a profile of it."""
+    world = World(tmp_path)
+    declared = yaml.safe_load((tmp_path / "flights.yml").read_text())
+    declared |= {"contribution_bounds": {"rows": 500}, "max_contributions": {"rows": 500}}
+    (tmp_path / "flights.yml").write_text(yaml.safe_dump(declared))
+    with duckdb.connect(str(world.database)) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE flights AS SELECT 'p' || least(i, 5000) AS plane, DATE '2020-01-01' AS day, "
+            "CASE WHEN i >= 5000 THEN 100 ELSE 0 END AS delay, CASE WHEN i >= 5000 THEN 'UA' ELSE 'AA' END AS carrier "
+            "FROM range(5500) r(i)"
+        )
+    return world
+
+
+def release_profile(world: World) -> None:
+    release_named(
+        world, "contributions of flights", "contributions", groupings=["carrier"], epsilon="10"
+    )
+
+
+def release_named(world: World, name: str, mechanism: str, **params: Any) -> None:
+    bounds = params.pop("contribution_bounds", None)
+    asked = ReleaseRequest(
+        name=name, mechanism=mechanism, table=world.folder / "flights.yml", scope="flights",
+        blocks=(DAY,), params=params, contribution_bounds=bounds,
+    )  # fmt: skip
+    release(make_plan(asked, REGISTRY, world.ledger), world.ledger, REGISTRY)
+
+
+LATE = [{"name": "late", "check": "violations", "condition": "delay > 30", "at_most": "0.05"}]
+
+
+def test_a_profile_changes_no_verdict(profiled: World) -> None:
+    """A contract's rows are cut as declared: a profile released in between had the stored numbers judged by noise that
+    they did not have, and cut the rows of later runs, of which one in ten is late here.
+    """
+    terms = {"checks": LATE, "epsilon": "5", "confidence": "0.99"}
+    before = profiled.run(**terms)
+    release_profile(profiled)
+    assert profiled.run(**terms).checks == before.checks
+    after = profiled.run(**terms, name="later")
+    (first,), (second,) = before.checks, after.checks
+    assert first.half_width == second.half_width
+    (shown,) = plan_contract(
+        profiled.contract(checks=LATE, epsilon="5"), [DAY], REGISTRY, profiled.ledger
+    )
+    assert "500 rows" in str(shown[0].describe())
+
+
+def test_drift_compares_rows_that_are_cut_alike(profiled: World) -> None:
+    """The reference took a profile's bounds: the shares of the very same rows had drifted."""
+    release_profile(profiled)
+    drift = [{"name": "mix", "column": "carrier", "at_most": "0.05", "epsilon": "5"}]
+    release_named(profiled, "chosen", "histogram", by="carrier", epsilon="0.02")
+    with pytest.raises(PlanRefused, match="cut each plane's rows otherwise"):
+        profiled.run(checks=None, epsilon=None, drift=[drift[0] | {"reference": "chosen"}])
+    release_named(
+        profiled,
+        "fixed",
+        "histogram",
+        by="carrier",
+        epsilon="40",
+        contribution_bounds={"rows": 500},
+    )
+    told = profiled.run(
+        checks=None, epsilon=None, drift=[drift[0] | {"reference": "fixed", "epsilon": "40"}]
+    )
+    assert verdicts(told) == {"mix": "kept"}
+
+
+def test_a_plan_states_the_noise_that_its_scope_holds(tmp_path: Path) -> None:
+    """A scope with filter basic holds no Gaussian noise: `contract plan` stated it, and decided by it."""
+    world = World(tmp_path)
+    many = [CHECKS[0] | {"name": f"c{n}", "condition": f"delay > {n}"} for n in range(40)]
+    fields = {"name": "wide", "table": "flights.yml", "mode": "metered", "scope": "flights", "epsilon": "1",
+              "delta": "1e-6", "checks": many}  # fmt: skip
+    (tmp_path / "c.yml").write_text(yaml.safe_dump(fields))
+    (tmp_path / "dpflow.yml").write_text(f"ledger: {tmp_path / 'ledger.sqlite'}\n")
+    told = CliRunner().invoke(
+        data_contract.app, ["plan", str(tmp_path / "c.yml"), "--block", DAY, "--json"]
+    )
+    (view,) = json.loads(told.output)
+    assert view["delta"] == "0"
+    (outcome, *_) = world.run(**fields).checks
+    assert float(view["error of c0"]) == pytest.approx(outcome.half_width, rel=0.5)
 
 
 # --- watch ----------------------------------------------------------------------------------------
