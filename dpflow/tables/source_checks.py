@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -14,9 +14,11 @@ from dpflow.tables.access.sandbox import file_identity
 from dpflow.tables.private import PrivateTable
 
 
-def column_types(table: Table) -> Mapping[str, str]:
-    """The types of the declared columns, as the source names them. Raises `TableUnreadable` or `TableBusy`."""
-    return PrivateTable(table).column_types()
+def column_types(table: Table, names: Collection[str] | None = None) -> Mapping[str, str]:
+    """The types of these columns, the declared ones if left out, as the source names them. Raises `TableUnreadable` or
+    `TableBusy`.
+    """
+    return PrivateTable(table).column_types(names)
 
 
 def describe_typed_columns(table: Table) -> list[dict[str, Any]]:

@@ -15,7 +15,8 @@ from dpflow.analyst_sql.parse.canonical_conditions import merge_operands, rewrit
 from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import PlanRefused, UnknownName
+from dpflow.errors import DpflowError, PlanRefused, UnknownName
+from dpflow.tables import column_types
 from dpflow.tables.language.conditions import Reader
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import MOST_DEPTH, Node
@@ -131,6 +132,15 @@ class RowReader(Reader):
     def is_block(self, parsed: Any) -> bool:
         """Whether a parsed part is the column that says a row's block."""
         return self._is_own(parsed, self._source.block_names)
+
+    def has_days(self) -> bool:
+        """Whether blocks are dates by their type; True while the table cannot be asked, since nothing is read then."""
+        assert self._table.block is not None
+        try:
+            (kind,) = column_types(self._table, [self._table.block]).values()
+            return kind == "DATE"
+        except DpflowError:
+            return True
 
     def is_declared(self, parsed: Any) -> bool:
         """Whether the relation has a readable column of this name."""
@@ -275,7 +285,7 @@ def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
         take_arguments(part, "this", "expression", "expressions")
         return texts
     take_arguments(part, "this", "low", "high")
-    return _list_days(texts[0], texts[1], part)
+    return _list_days(texts[0], texts[1], part, rows)
 
 
 def _read_block(parsed: Any, rows: RowReader) -> str | None:
@@ -289,16 +299,19 @@ def _read_block(parsed: Any, rows: RowReader) -> str | None:
     return str(node.args[0]) if node.op == "text" else None
 
 
-def _list_days(first: str, last: str, part: Any) -> list[str]:
-    """All dates from one to another."""
+def _list_days(first: str, last: str, part: Any, rows: RowReader) -> list[str]:
+    """All dates from one to another. Between texts are others, too: '2013-01-31 late', and what a week's name is not."""
     try:
         low, high = dt.date.fromisoformat(first), dt.date.fromisoformat(last)
+        are_dates = (first, last) == (str(low), str(high)) and rows.has_days()
     except ValueError:
+        are_dates = False
+    if not are_dates:
         raise Refusal(
             "blocks",
-            "a range of blocks is one of dates, such as '2013-01-31'; name the blocks",
+            "a range of blocks is one of dates, such as '2013-01-31', in a column of type DATE; name the blocks",
             part,
-        ) from None
+        )
     days = (high - low).days + 1
     if not 1 <= days <= MOST_BLOCKS:
         raise Refusal("blocks", f"the range holds {days} days, not 1 to {MOST_BLOCKS}", part)
