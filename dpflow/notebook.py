@@ -13,7 +13,6 @@ table, and a refusal, also one in a cell of Python, as its sentence without a tr
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,7 +26,6 @@ from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import DpflowError, InvalidInput
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PARAMETER = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
 
 
 @dataclass(frozen=True, repr=False)
@@ -51,13 +49,14 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
             f"%%dpsql takes the name of a variable, and {name[:40]!r} is none; options go into the first line of the "
             "cell, such as -- dp: epsilon=0.5"
         )
-    parameters = _list_parameters(cell, variables)
+    source = read_source(cell)
+    parameters = {one: variables[one] for one in source.list_parameters() if one in variables}
     answer: SqlAnswer | SqlPlan | dict[str, Any]
     if server := find_server():
         client = dpflow.connect(server)
-        ask = client.explain if read_source(cell).explain else client.sql
+        ask = client.explain if source.explain else client.sql
         answer = ask(cell, parameters=parameters)
-    elif read_source(cell).explain:
+    elif source.explain:
         answer = plan_sql(cell, parameters=parameters)
     else:
         answer = sql(cell, parameters=parameters)
@@ -66,10 +65,6 @@ def run_cell(line: str, cell: str, variables: dict[str, Any]) -> Any:
     if isinstance(answer, SqlPlan):
         answer = answer.explain(open_ledger())
     return ExplainedPlan(answer) if isinstance(answer, dict) else answer
-
-
-def _list_parameters(cell: str, variables: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: variables[name] for name in _PARAMETER.findall(cell) if name in variables}
 
 
 def load_ipython_extension(shell: Any) -> None:

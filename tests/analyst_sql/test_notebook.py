@@ -42,6 +42,12 @@ def test_a_cell_is_answered(
     assert ">forecast</td>" in plan._repr_html_()
     assert ">the ledger would accept it now</td>" in plan._repr_html_()
     assert "the ledger would accept it now" in repr(plan) and shell.user_ns["p"].to_pay
+    # What stands in a text or a comment is no parameter, whatever the notebook's variables are called.
+    shell.user_ns |= {"Rome": 1, "x": SimpleNamespace()}
+    quoted = f"{cell.replace('>', '<> 7 AND age >').replace('GROUP', chr(10) + 'GROUP')} -- $x"
+    assert magics["cell", "dpsql"]("", quoted.replace("<> 7", "<> 7 AND city <> '$Rome'")).rows
+    assert magics["cell", "dpsql"]("", cell.replace("$least", "$x")) is None
     assert magics["cell", "dpsql"]("two words", cell) is None
     printed = capsys.readouterr().out
+    assert "'x' is of type SimpleNamespace; give a plain number" in printed
     assert "no-star" in printed and "name of a variable" in printed

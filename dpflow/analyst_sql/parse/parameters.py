@@ -16,7 +16,7 @@ _KINDS = (str, bool, int, float, Decimal, Fraction, dt.date)
 def find_value_problem(value: object) -> str:
     """Why a value cannot be a parameter, as the end of a sentence; "" if it can."""
     if not isinstance(value, _KINDS) or (isinstance(value, dt.date) and value != value):
-        return "is neither a number, a text, a date nor a truth value"
+        return f"is of type {type(value).__name__}; give a plain number, text, date or truth value, such as int(value)"
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return "has a time zone, which columns have not; convert it to that of the column, and drop the zone"
     return ""

@@ -121,6 +121,14 @@ class SourceText:
             return None
         return f"-- dp: {option[0]}={option[1]}\n{text}"
 
+    def list_parameters(self) -> list[str]:
+        """The names or numbers of its parameters; none of a text that is no query."""
+        try:
+            statements = parse_strictly(self.text)
+        except (PlanRefused, SqlglotError, RecursionError, LookupError, AttributeError, TypeError, ValueError):  # fmt: skip
+            return []
+        return [name for one in statements if one for _, name in _find_placeholders(one)]
+
     def parse(
         self, parameters: Mapping[str, Any] | Sequence[Any] = (), *, typed_dates: bool = False
     ) -> exp.Expression:
@@ -322,6 +330,15 @@ def _list_ancestors(node: Any) -> Iterator[Any]:
         yield node
 
 
+def _find_placeholders(statement: Any) -> list[tuple[Any, str]]:
+    """Places of parameters, with their names or numbers."""
+    return [
+        (one, one.name if isinstance(one, exp.Parameter) else str(one.this or ""))
+        for one in statement.walk(bfs=False)
+        if isinstance(one, exp.Parameter | exp.Placeholder)
+    ]
+
+
 def _insert_parameters(
     statement: Any,
     parameters: Mapping[str, Any] | Sequence[Any],
@@ -338,11 +355,7 @@ def _insert_parameters(
         raise Refusal("parameters", problem)
     refusal: Refusal | None = None
     names = set[str]()
-    placeholders = [
-        n for n in statement.walk(bfs=False) if isinstance(n, exp.Parameter | exp.Placeholder)
-    ]
-    for position in placeholders:
-        name = position.name if isinstance(position, exp.Parameter) else str(position.this or "")
+    for position, name in _find_placeholders(statement):
         names.add(name)
         value: Any = None
         if isinstance(parameters, Mapping):
