@@ -28,9 +28,9 @@ from dpflow.engine.releases.certificates import (
 )
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
-from dpflow.testing.corpus import CONTROLS
 from dpflow.testing.examples import read_examples
 from dpflow.testing.mechanism_audit import MechanismAudit, audit_mechanism
+from tests.testing.corpus import CONTROLS
 
 PAGE = Path(__file__).parents[1] / "docs" / "research" / "audits.md"
 #: What stands between these lines is made by this program.

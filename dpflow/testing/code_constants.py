@@ -52,8 +52,6 @@ def list_constants(mechanism: Any) -> Constants:
 
 def _is_own(module: str) -> bool:
     top = module.partition(".")[0]
-    if f"{module}.".startswith("dpflow.testing.corpus."):
-        return True
     return top not in sys.stdlib_module_names and not f"{module}.".startswith(_SHARED)
 
 

@@ -17,7 +17,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "write-a-mechanism-plugin
 BROKEN = """
 from dpflow.mechanisms.sum import Sum
 from dpflow.plugin import Pure, hookimpl
-from dpflow.testing.corpus.broken_sensitivities import WidthForPeak
+from tests.testing.corpus.broken_sensitivities import WidthForPeak
 
 class Mine(WidthForPeak):
     \"\"\"Takes the width of the bounds for their larger end.\"\"\"

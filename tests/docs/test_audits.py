@@ -7,7 +7,7 @@ from pathlib import Path
 
 from checks import audit_table
 from dpflow.registry import Registry
-from dpflow.testing.corpus import CONTROLS
+from tests.testing.corpus import CONTROLS
 
 PAGE = (Path(__file__).parents[2] / "docs/research/audits.md").read_text(encoding="utf-8")
 

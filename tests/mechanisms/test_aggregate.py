@@ -32,9 +32,9 @@ from dpflow.mechanisms.aggregates import Aggregates
 from dpflow.registry import Registry
 from dpflow.testing import exact_divergence, examples, neighbours
 from dpflow.testing.audit import refutes_probability
-from dpflow.testing.corpus.broken_releases import FloatLaplace
 from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.tiny_tables import NOTHING, ROWS, tiny_table
+from tests.testing.corpus.broken_releases import FloatLaplace
 
 REGISTRY = Registry.load()
 MANY = [

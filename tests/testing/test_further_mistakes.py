@@ -14,10 +14,10 @@ from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import Noise, laplace_noise
-from dpflow.testing.corpus.broken_moves import KeyedParams, SoundKeyed
 from dpflow.testing.generated_checks import GENERATED, find_violation
 from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.harness import NotConformant, spend_effort
+from tests.testing.corpus.broken_moves import KeyedParams, SoundKeyed
 
 
 def show(keys: Any, values: Any) -> tuple[Row, ...]:

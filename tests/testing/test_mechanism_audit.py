@@ -22,8 +22,6 @@ from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.mechanisms.count import Count
 from dpflow.registry import Registry
 from dpflow.testing.audit import Sampler, estimate_power
-from dpflow.testing.corpus import CONTROLS
-from dpflow.testing.corpus.broken_releases import TooLittleNoise
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.exact_checks import tiny_examples
 from dpflow.testing.examples import (
@@ -37,6 +35,8 @@ from dpflow.testing.harness import spend_effort
 from dpflow.testing.mechanism_audit import ENOUGH, _sweep_epsilons, audit_mechanism
 from dpflow.testing.profile_page import render_page
 from dpflow.testing.sampler_patches import REAL, weaken_noise
+from tests.testing.corpus import CONTROLS
+from tests.testing.corpus.broken_releases import TooLittleNoise
 
 LAWS = {
     "discrete_laplace": (Fraction(4), 1),

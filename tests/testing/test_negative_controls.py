@@ -21,19 +21,6 @@ from dpflow.testing.conformance import (
     conformance_checks,
     request_is_within_bounds,
 )
-from dpflow.testing.corpus import (
-    CONTROLS,
-    TWINS,
-    Control,
-    broken_deltas,
-    broken_moves,
-    broken_ranges,
-    broken_unions,
-)
-from dpflow.testing.corpus.broken_moves import RunningTotals
-from dpflow.testing.corpus.broken_releases import RaisesOnEmpty
-from dpflow.testing.corpus.broken_sensitivities import SoundSum
-from dpflow.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
 from dpflow.testing.exact_checks import compare_exactly
 from dpflow.testing.examples import Example, plan_mechanism
 from dpflow.testing.generated_checks import GENERATED
@@ -42,6 +29,19 @@ from dpflow.testing.harness import Check, spend_effort
 from dpflow.testing.replay import DrawRun, draw_losses
 from dpflow.testing.replay_audit import bound_delta
 from dpflow.testing.sensitivity_audit import check_moves
+from tests.testing.corpus import (
+    CONTROLS,
+    TWINS,
+    Control,
+    broken_deltas,
+    broken_moves,
+    broken_ranges,
+    broken_unions,
+)
+from tests.testing.corpus.broken_moves import RunningTotals
+from tests.testing.corpus.broken_releases import RaisesOnEmpty
+from tests.testing.corpus.broken_sensitivities import SoundSum
+from tests.testing.corpus.broken_sessions import ONE_FAILURE, TWO_FAILURES
 
 #: Mistakes that are seen with all of the effort alone.
 HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}

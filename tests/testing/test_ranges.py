@@ -11,10 +11,10 @@ import pytest
 from dpflow.core.contract.audit_cells import describe_cells, merge_cells
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import MechanismCertificate
 from dpflow.mechanisms.count import Count
 from dpflow.testing.code_constants import list_constants
-from dpflow.testing.corpus import HIDDEN, broken_ranges, broken_releases
 from dpflow.testing.examples import examples_for, plan_mechanism
 from dpflow.testing.generated_checks import find_violation
 from dpflow.testing.generated_ranges import range_cases
@@ -23,6 +23,13 @@ from dpflow.testing.harness import NotConformant
 from dpflow.testing.mechanism_audit import _check_conduct, audit_mechanism
 from dpflow.testing.neighbours import answer_fingerprint
 from tests.smallworld import PASSED_AUDIT
+from tests.testing.corpus import HIDDEN, broken_ranges, broken_releases
+
+
+@pytest.fixture(autouse=True)
+def tests_have_a_digest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their folder is no package."""
+    monkeypatch.setattr(certificates, "digest_package", lambda name: f"of {name}")
 
 
 def find_uncovered(mechanism: Mechanism[Any], changes: dict[str, Any], effort: float) -> list[str]:

@@ -25,7 +25,6 @@ from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.key_union import KeyUnion
 from dpflow.mechanisms.mean import Variance
 from dpflow.testing import enumeration, exact_divergence
-from dpflow.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
 from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
@@ -37,6 +36,7 @@ from dpflow.testing.replay_audit import (
     replay_pair,
 )
 from dpflow.testing.replay_laws import Impossible, NamedNoise, NamedNumbers, Unfollowed
+from tests.testing.corpus.broken_releases import HalfTheCost, RowsInDocument
 
 F = Fraction
 EXAMPLES = examples_for(Count())

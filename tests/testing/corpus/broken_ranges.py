@@ -20,8 +20,8 @@ from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.choices import Choice
 from dpflow.core.toolbox.noise import Noise
-from dpflow.testing.corpus.broken_moves import KeyedParams, SoundKeyed, SoundPick
-from dpflow.testing.corpus.broken_sensitivities import SoundSum, SumParams
+from tests.testing.corpus.broken_moves import KeyedParams, SoundKeyed, SoundPick
+from tests.testing.corpus.broken_sensitivities import SoundSum, SumParams
 
 
 class _Scaled(SoundSum):

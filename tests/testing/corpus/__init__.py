@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from dpflow.testing.corpus import (
+from dpflow.testing.examples import EXAMPLE_TABLE, AnyMechanism, Example
+from tests.testing.corpus import (
     broken_compositions,
     broken_deltas,
     broken_moves,
@@ -18,7 +19,6 @@ from dpflow.testing.corpus import (
     broken_structures,
     broken_unions,
 )
-from dpflow.testing.examples import EXAMPLE_TABLE, AnyMechanism, Example
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.partition_selection import SelectionRule
 from dpflow.mechanisms.count import Count, CountParams
 from dpflow.mechanisms.private_histogram import PrivateHistogram
-from dpflow.testing.corpus.broken_sensitivities import SoundSum, SumParams
+from tests.testing.corpus.broken_sensitivities import SoundSum, SumParams
 
 
 class _ByExactNumber(Count):
