@@ -31,7 +31,7 @@ from functools import cache, lru_cache, wraps
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from dpflow.core.contract.declaration import Table
-from dpflow.errors import UnknownName
+from dpflow.errors import MissingExtra, UnknownName
 from dpflow.tables.language.nodes import (
     BINARY,
     CAST_TYPES,
@@ -416,8 +416,13 @@ _PLAIN_FUNCTIONS = {
 @cache
 def _strict_parser() -> Any:
     """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
-    from sqlglot import TokenType, exp
+    from sqlglot import TokenType, exp, parser
     from sqlglot.parsers.duckdb import DuckDBParser
+
+    if not str(parser.__file__).endswith(".py"):
+        raise MissingExtra(
+            "sqlglot is compiled here, and its parser cannot be extended so; uninstall sqlglotc, and keep sqlglot"
+        )
 
     def number_placeholder(parser: Any) -> Any:
         """A ``?`` with its number in the text: the tree has clauses in another order."""

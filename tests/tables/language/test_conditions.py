@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
-from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import InvalidInput, MissingExtra, PlanRefused, UnknownName
 from dpflow.tables.access import sql
 from dpflow.tables.language import conditions, expressions
 from dpflow.tables.language.nodes import Node
@@ -566,3 +566,13 @@ def test_an_unknown_column_lists_close_names() -> None:
     """A typo gets the names that are close."""
     with pytest.raises(UnknownName, match="did you mean 'flag'"):
         conditions.parse_condition("flog", TABLE)
+
+
+def test_a_compiled_parser_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With sqlglotc every query was no SQL: a compiled class cannot be extended."""
+    import sqlglot.parser
+
+    monkeypatch.setattr(sqlglot.parser, "__file__", "parser.cpython-311-x86_64-linux-gnu.so")
+    conditions._strict_parser.cache_clear()
+    with pytest.raises(MissingExtra, match="uninstall sqlglotc"):
+        conditions.parse_strictly("SELECT 1")
