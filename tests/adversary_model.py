@@ -460,6 +460,14 @@ class Machine(RuleBasedStateMachine):
         assert (told.version, told.closed) == (session.version, not session.open)
 
     @precondition(lambda self: self.sessions)
+    @rule(seed=SEEDS)
+    def retry_some(self, seed: int) -> None:
+        """One more try of what another process left unanswered."""
+        name = random.Random(seed).choice(sorted(self.sessions))
+        told = self.attempt(lambda: self.ledger.retry_session(name, "o"))
+        assert isinstance(told, DpflowError) or self.sessions[name].open
+
+    @precondition(lambda self: self.sessions)
     @rule(
         seed=SEEDS,
         query=st.sampled_from(["q", "r", "", "", sessions.batch_name(1)]),
