@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar, Unpack
 from dpflow import fault_points
 from dpflow.errors import (
     BudgetExceeded,
+    DatasetLocked,
     DpflowError,
     InvalidInput,
     LedgerUnavailable,
@@ -548,6 +549,15 @@ class Ledger(BudgetLedger):
         # It is refused whether or not this can be written.
         with contextlib.suppress(DpflowError), self._begin_writing() as writer:
             writer.add_entry("refuse", ask.key.scope, "", ask.principal, body)
+
+    def is_locked(self, scope: str, data: Sequence[str]) -> bool:
+        """Whether an open session keeps this data from new releases."""
+        with self._begin_reading() as state:
+            try:
+                data_claims.require_access(state, scope, data)
+            except DatasetLocked:
+                return True
+        return False
 
     # --- history ------------------------------------------------------------------------------------------------
 

@@ -34,6 +34,7 @@ from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_sour
 from dpflow.engine.releases.execute import (
     SEALED_REQUEST,
     check_scope,
+    find_lock,
     release,
     require_certified,
 )
@@ -158,6 +159,7 @@ class DataService:
         check_scope(plan, self._ledger)
         require_certified(plan, self._ledger)
         refusal = self._ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
+        refusal = refusal or find_lock([plan], self._ledger)
         # What keeps a source away names its place.
         away = SOURCE_AWAY if find_source_fault(plan) else ""
         return refusal or away or "the ledger would accept it now"
@@ -427,13 +429,17 @@ class DataService:
         sealed = self._ledger.seal(text, _SEALED)
 
         def finish() -> Reply:
-            for session_id in charged if kind == "session" else ():
-                with suppress(RetryConflict):
-                    self._ledger.retry_session(session_id, caller.name)
             query = self._plan_query(caller, kind, body, sealed)
             # A declaration or grant that changed makes another plan, which nobody asked to pay.
             if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
                 raise refuse_for_now("the request is planned otherwise now; send it again")
+            if kind == "session":
+                # Only what may draw is a try, as of releases: a table that is away ends no session.
+                if any(find_source_fault(plan) for plan, _ in query.planned):
+                    raise refuse_for_now(SOURCE_AWAY)
+                for session_id in charged:
+                    with suppress(RetryConflict):
+                        self._ledger.retry_session(session_id, caller.name)
             return self._answer(query)
 
         try:

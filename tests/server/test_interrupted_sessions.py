@@ -101,6 +101,11 @@ def test_a_session_that_waits_for_questions_locks_its_rows(tmp_path: Path) -> No
         assert (refused.status_code, refused.json()["error"]) == (409, "data_locked")
         assert refused.json()["type"] == "DatasetLocked" and not refused.json()["retryable"]
         assert "ann" not in refused.text
+        # What a plan says of the ledger is what the ledger would say.
+        told = bob.post("/v1/plan", json=RELEASE).json()["forecast"]
+        assert told.startswith("an open session keeps table 'visits'") and "ann" not in told
+        query = {"query": "SELECT COUNT(*) AS n FROM visits", "options": {"epsilon": "0.1"}}
+        assert "an open session keeps" in bob.post("/v1/explain", json=query).text
         with world.test_client("bob") as restarted:
             assert settle(restarted, "release", RELEASE).status_code == 409
         assert settle(ann, "sessions", BOTH).status_code == 200
@@ -123,3 +128,22 @@ def test_a_question_that_kills_every_process_ends(tmp_path: Path) -> None:
             assert settle(third, "release", RELEASE).status_code == 200
     assert kinds(world).count("answer") == 1 and world.ledger.verify().ok
     assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "0.5"
+
+
+def test_a_table_that_is_away_ends_no_session(tmp_path: Path) -> None:
+    """Only what may draw is a try: after a few leases without its table a paid session had no answer."""
+    world = ServiceWorld(tmp_path, max_attempts=2, lease_seconds=1)
+    file = Path(world.table.database)
+    with world.test_client("ann") as first, stuck(first, "session.after-commit", times=0):
+        moved = file.rename(file.with_suffix(".away"))
+        with world.test_client("bob") as second:
+            for _ in range(20):
+                assert settle(second, "release", RELEASE).status_code != 200
+                time.sleep(0.2)
+            assert "retry" not in kinds(world) and world.ledger.open_sessions()
+            moved.rename(file)
+            deadline = time.monotonic() + 60
+            while world.ledger.open_sessions():
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+    assert kinds(world).count("answer") == 2 and kinds(world).count("retry") == 1

@@ -28,7 +28,7 @@ from dpflow.analyst_sql.releases.stored_answers import Stored
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Row
-from dpflow.engine.releases.execute import check_scope, require_certified
+from dpflow.engine.releases.execute import check_scope, find_lock, require_certified
 from dpflow.engine.releases.plan import Plan
 from dpflow.ledger import Ledger
 from dpflow.tables.public.published_rows import PublishedRows
@@ -148,6 +148,7 @@ def _forecast(plan: SqlPlan, ledger: Ledger | None) -> tuple[str, list[dict[str,
         return "free: stored releases answer it", budgets
     events = [one.event for one in to_pay]
     refusal = ledger.check(plan.settings.scope, events, to_pay[0].charged_blocks)
+    refusal = refusal or find_lock(to_pay, ledger)
     return refusal or plan.source_problem or "the ledger would accept it now", budgets
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine.releases.execute import check_scope, make_charge, require_certified
+from dpflow.engine.releases.execute import check_scope, find_lock, make_charge, require_certified
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -38,7 +38,8 @@ def forecast(plan: Plan, ledger: Ledger, registry: Registry | None = None) -> st
     check_scope(plan, ledger)
     require_certified(plan, ledger)
     refusal = ledger.check(plan.request.scope, [plan.event], plan.charged_blocks)
-    return refusal or find_source_fault(plan) or "the ledger would accept it now"
+    locked = refusal or find_lock([plan], ledger)
+    return locked or find_source_fault(plan) or "the ledger would accept it now"
 
 
 @errors_end_here

@@ -194,6 +194,14 @@ def describe_request(plan: Plan, run_identity: RunIdentity) -> dict[str, Any]:
     return plan.ledger_entry() | {name: text for name, text in also.items() if text}
 
 
+def find_lock(plans: Sequence[Plan], ledger: Ledger) -> str:
+    """Which of these plans' tables a session keeps from them now, or ""; whose session it is, is not said."""
+    for plan in plans:
+        if ledger.is_locked(plan.request.scope, name_rows(plan.table, ledger)):
+            return f"an open session keeps table {plan.table.name!r} from other releases; wait until it is used up"
+    return ""
+
+
 def check_scope(plan: Plan, ledger: Ledger) -> None:
     """A scope's budget protects what its grant says; refuse a table that promises something else."""
     check_protection(plan, ledger.scope(plan.request.scope))
