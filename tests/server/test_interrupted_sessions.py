@@ -147,3 +147,17 @@ def test_a_table_that_is_away_ends_no_session(tmp_path: Path) -> None:
                 assert time.monotonic() < deadline
                 time.sleep(0.2)
     assert kinds(world).count("answer") == 2 and kinds(world).count("retry") == 1
+
+
+def test_a_question_that_cannot_be_asked_is_refused_before_the_charge(tmp_path: Path) -> None:
+    """A metric of candidates, or a block that the session has not, were refused behind it: then the session counted as
+    interrupted, and was closed with answers left.
+    """
+    world = ServiceWorld(tmp_path)
+    median = {"name": "sm", "mechanism": "stable_median", "table": "visits",
+              "params": {"epsilon": "1", "groups": 20, "queries": 5}}  # fmt: skip
+    good, bad = ({"estimator": name, "columns": ["age"]} for name in ("column_mean", "accuracy"))
+    with world.test_client("ann") as ann:
+        refused = settle(ann, "sessions", {"session": median, "queries": [good, bad]})
+        assert refused.status_code == 422 and not world.ledger.open_sessions()
+    assert "session" not in kinds(world)

@@ -393,5 +393,10 @@ def _find_cuts(plan: Plan, profile: ContributionProfile | None, keys: int | None
     where = f" of one {table.block}" if table.protects == "unit-block" else ""
     is_reached = by is not None and largest.groups < min(keys or largest.rows, largest.rows)
     reach = f", or rows in more than {largest.groups} of them" if is_reached else ""
-    premise = f", if no {unit} has more than {largest.rows_per_group} rows{where} in a group and {largest.rows} in all{reach}, as declared"
+    # Rows without a unit are one together, and then its bounds are theirs.
+    no_one = unit if table.privacy_unit.missing == "drop" else f"{unit}, nor all rows without one,"
+    premise = (
+        f", if no {no_one} has more than {largest.rows_per_group} rows{where} in a group and {largest.rows} in all{reach}, as "
+        f"declared"
+    )
     return _Cuts(rows, units, f"{premise}{known}", bool(words))

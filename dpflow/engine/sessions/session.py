@@ -58,6 +58,7 @@ from dpflow.errors import (
     PlanRefused,
     PluginError,
     SessionClosed,
+    TableError,
 )
 from dpflow.ledger import AnswerRecord, Ledger, SessionRecord
 from dpflow.registry import Registry
@@ -231,13 +232,15 @@ class Session:
         """Check a query of `ask` that has no candidate, before a session is charged for it; reads no row.
 
         Raises:
-            InvalidInput: it cannot be asked.
+            InvalidInput, PlanRefused: it cannot be asked.
         """
-        mechanism, plan = self._plan.mechanism, self._plan
+        mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
         parsed = self._parse_question(mechanism, query)
         if not isinstance(parsed, Plan):
-            mechanism.data_request(plan.params, parsed, plan.table)
+            # A stored answer needs no table, and opening a session looks at it.
+            with suppress(TableError):
+                self._plan_read(mechanism, parsed, None, None)
 
     def _parse_question(
         self, mechanism: InteractiveMechanism[Any, Any], fields: Mapping[str, Any]
@@ -504,6 +507,22 @@ class Session:
             return self._readers.unit_reader(statistic, query, candidate, champion)
         return None
 
+    def _plan_read(
+        self,
+        mechanism: InteractiveMechanism[Any, Any],
+        query: Any,
+        candidate: Candidate | None,
+        champion: Candidate | None,
+    ) -> Callable[[], Any]:
+        """What reads the rows for a query, after everything that plan and catalog can refuse."""
+        plan = self._plan
+        statistic = mechanism.data_request(plan.params, query, plan.table)
+        blocks = mechanism.read_blocks(query, plan.request.blocks)
+        if (read := self._make_reader(statistic, query, candidate, champion)) is not None:
+            return read
+        self._private.check_request(statistic, blocks)
+        return partial(self._private.answer, statistic, blocks)
+
     def _answer_query(
         self,
         mechanism: InteractiveMechanism[Any, Any],
@@ -520,14 +539,9 @@ class Session:
         # state; the mechanism never sees it.
         plan, ours = self._plan, {k: v for k, v in held.state.items() if k in _ENGINE_STATE}
         state = State({k: v for k, v in held.state.items() if k not in ours})
-        statistic = mechanism.data_request(plan.params, query, plan.table)
-        blocks = mechanism.read_blocks(query, plan.request.blocks)
         # Taken before the draw: reading the catalog may fail, and may say why.
         identity = self._private.take_snapshot()
-        read = self._make_reader(statistic, query, candidate, champion)
-        if read is None:
-            self._private.check_request(statistic, blocks)
-            read = partial(self._private.answer, statistic, blocks)
+        read = self._plan_read(mechanism, query, candidate, champion)
         snapshot = self._ledger.commitment(identity, "snapshot") if mechanism.locks_dataset else ""
         if mechanism.locks_dataset:
             ours = {_ROWS: snapshot, **ours}

@@ -722,3 +722,26 @@ def test_notes_say_what_noise_intervals_leave_out(tmp_path: Path) -> None:
     assert not any(says(text, revision=2) for text in asked)
     # Fewer than the declared maximum, which is known already.
     assert says(MONTHS, revision=2, rows_per_unit=2).endswith("release contributions of orders")
+
+
+def test_the_premise_names_rows_without_a_unit(tmp_path: Path) -> None:
+    """Together they are one unit: 2,505 was stated of 3,000 rows, and no word of them."""
+    declared: dict[str, Any] = {
+        "name": "seen",
+        "database": tmp_path / "seen.duckdb",
+        "privacy_unit": {"column": "unit", "missing": "one-unit"},
+        "contribution_bounds": {"rows": 5},
+        "max_contributions": {"rows": 5},
+        "columns": {},
+    }
+    with duckdb.connect(str(declared["database"])) as connection:
+        connection.execute("CREATE TABLE seen AS SELECT NULL::INTEGER AS unit FROM range(9)")
+    table = Table.model_validate(declared)
+    ledger = dpflow.Ledger(tmp_path / "ledger.sqlite", create=True)
+    ledger.grant("seen", "9", 0, table=table, principal="owner")
+    answer = dpflow.sql(
+        "SELECT COUNT(*) AS n FROM seen", tables=[table], ledger=ledger, scope="seen", epsilon=1
+    )
+    assert any("nor all rows without one, has more than 5 rows" in note for note in answer.notes), (
+        answer.notes
+    )
