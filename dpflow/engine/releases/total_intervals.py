@@ -91,6 +91,9 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         known = (
             f", and no {' or '.join(names)} is beyond its bounds or off its grid" if names else ""
         )
+        declared = {one: table.columns[one].missing for one in names if one in table.columns}
+        filled = [f"a missing {one} counts as {m}" for one, m in declared.items() if m != "skip"]
+        known += f", where {' and '.join(filled)}" if filled else ""
         statements.append(
             f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}"
         )
