@@ -27,8 +27,8 @@ from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.holdout_gate import (
+    check_candidate,
     check_submissions,
-    parse_submission,
     require_gate,
     require_metrics,
 )
@@ -110,8 +110,8 @@ class Gates:
                 try:
                     unopened = Session("", "", plan, self.ledger, self.registry, models.load)
                     if is_new:
-                        # A file that is no model opens no gate.
-                        unopened.load_candidate(parse_submission(unopened, submission, promoter))
+                        # A file that is no model opens no gate, and neither does a claim of 7.
+                        check_candidate(unopened, submission, promoter)
                     session = Session.open(
                         plan, self.ledger, self.registry, run_identity=run, load=models.load
                     )

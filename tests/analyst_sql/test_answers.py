@@ -195,6 +195,31 @@ def test_a_range_of_blocks_is_one_of_days(fresh: World, kind: str, first: str, l
         dpflow.sql(f"EXPLAIN {text}", tables=[table], ledger=fresh.ledger, scope="s", epsilon=1)
 
 
+@pytest.mark.parametrize("protects", ["unit", "unit-block"])
+def test_blocks_leave_out_groups_as_conditions_do(fresh: World, protects: str) -> None:
+    """Where the block's column groups, groups of other blocks were in means and minima, with total intervals of 0. A
+    block in other words than a key's leaves out none.
+    """
+    file = fresh.folder / "visits.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(
+            "CREATE TABLE thirds AS SELECT i % 9 AS person, i % 3 AS part FROM range(90) r(i)"
+        )
+    keys = {"part": {"public_keys": ["0", "1", "2"]}}
+    declared = {"name": "thirds", "database": file, "privacy_unit": {"column": "person"}, "block": "part",
+                "contribution_bounds": {"rows": 10}, "columns": keys, "protects": protects}  # fmt: skip
+    table = Table.model_validate(declared)
+    fresh.ledger.grant("thirds", 1000, 0, table=table, principal="owner", confirm_large=True)
+
+    def ask(text: str) -> list[tuple[object, ...]]:
+        answer = dpflow.sql(text, tables=[table], ledger=fresh.ledger, scope="thirds", epsilon=90)
+        return list(answer.rows)
+
+    parts = "SELECT part, COUNT(*) AS n FROM thirds WHERE part IN (0, 2) GROUP BY part"
+    assert [row[0] for row in ask(parts)] == [0, 2]
+    assert ask(f"SELECT COUNT(n), MIN(n) > 20 FROM ({parts})") == [(2, True)]
+
+
 def test_another_relations_column_is_no_block(fresh: World) -> None:
     """A joined column with the name of the block column is a condition on rows; no relation, a refusal."""
     with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:

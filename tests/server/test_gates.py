@@ -224,6 +224,22 @@ ATTACKS: dict[str, Callable[[], bytes]] = {
 }
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"claim": "7"}, {"features": ["a", "nope"]}, {"label": "nope"}, {"options": {"x": 1}}],
+)
+def test_a_candidate_that_no_gate_can_judge_charges_nothing(
+    tmp_path: Path, changes: dict[str, Any]
+) -> None:
+    """The first one was refused behind the charge of the whole gate, with the words that nothing was charged."""
+    world = make_world(tmp_path)
+    with world.test_client("ann") as client:
+        before = client.get("/v1/remaining").json()
+        answer = settle(client, DOOR, send() | changes)
+        assert answer.status_code == 422, answer.text
+        assert client.get("/v1/remaining").json() == before
+
+
 @pytest.mark.parametrize("name", ["zip bomb", "fork bomb"])
 def test_a_file_that_is_no_model_charges_nothing(asked: Any, name: str) -> None:
     world, client = asked

@@ -47,7 +47,13 @@ from dpflow.registry import Registry
 from dpflow.tables import declare_groups
 from dpflow.tables.language.conditions import keep_parsed, parse_condition
 from dpflow.tables.language.grouping import parse_groups, parse_row_expression
-from dpflow.tables.language.key_tests import COMPARED, make_key_filter, make_key_test, split_nodes
+from dpflow.tables.language.key_tests import (
+    COMPARED,
+    list_block_conditions,
+    make_key_filter,
+    make_key_test,
+    split_nodes,
+)
 from dpflow.tables.language.nodes import Node
 
 
@@ -298,6 +304,7 @@ def list_group_conditions(query: SelectQuery) -> list[Node]:
 def keep_cells(cells: Cells, query: SelectQuery, groups: Sequence[Node]) -> Cells:
     """The groups whose keys fulfil all conditions of WHERE that are ones on keys."""
     conditions = [*list_group_conditions(query), *_conditions_below(query.table)]
+    conditions += list_block_conditions(query.table, query.blocks or ())
     may_pass = make_key_filter(conditions, groups, query.table)
     return {key: cell for key, cell in cells.items() if may_pass(key)}
 

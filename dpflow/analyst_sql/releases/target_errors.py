@@ -58,7 +58,10 @@ def _require_fixed_groups(part: PartPlan) -> None:
     if by is None or part.plan.chosen is not None or not describe_unmeasured(part.plan):
         return
     groups, _ = table.limits_for(by)
-    if groups.source == "contribution_bounds.rows":
+    keys = table.columns[by].public_keys
+    # In all groups that there are, a unit counts anyway.
+    may_be_cut = keys is None or groups.number < len(keys)
+    if groups.source == "contribution_bounds.rows" and may_be_cut:
         raise Refusal(
             "target",
             f"error is of noise alone, and nobody fixed in how many groups of {by} one {table.privacy_unit.column} counts; "

@@ -115,7 +115,8 @@ def _plan_table(
     # In canonical form, so that spaces make no other release of it.
     request = request.model_copy(update={"where": PrivateTable(table, request.where).where})
     by = request.params.get("by")
-    table, key_share = narrow_keys(table, by if isinstance(by, str) else "", request.where)
+    by = by if isinstance(by, str) else ""
+    table, key_share = narrow_keys(table, by, request.where, request.blocks)
     _require_gate(mechanism, table)
     request, params, event = _choose_noise(request, mechanism, params, table, filters)
     _require_guarantee(event, mechanism, table)

@@ -146,6 +146,19 @@ def judge(
     return {**about, **action, **record, **answer}
 
 
+def check_candidate(
+    unopened: Session, submission: Mapping[str, Any], promoter: Promotes | None
+) -> None:
+    """Check all that a verdict checks before it reads rows, so that no gate is charged for a candidate that none can
+    judge. Raises as `judge`.
+    """
+    candidate = _load_public(unopened, parse_submission(unopened, submission, promoter))
+    if asks_for_champions(unopened.plan):
+        unopened.require_scorable(candidate)
+    else:
+        unopened.check_question(candidate.query(), candidate)
+
+
 def parse_submission(
     session: Session, submission: Mapping[str, Any], promoter: Promotes | None = None
 ) -> Submission:

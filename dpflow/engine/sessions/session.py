@@ -185,15 +185,11 @@ class Session:
             **({"estimator": query} if isinstance(query, str) or "sql" in query else query),
             **fields,
         }
-        if candidate is not None:
-            fields_of_query["candidate"] = candidate.digest
-        parsed = self._parse_question(mechanism, fields_of_query)
+        parsed = self._parse_question(mechanism, fields_of_query, candidate)
         if isinstance(parsed, Plan):
             return self._answer_once(
                 self._name_question(parsed), partial(self._answer_release, parsed)
             )
-        if isinstance(parsed, EstimatorQuery) and candidate is not None and not parsed.columns:
-            parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
         name = self._name_question(parsed)
         return self._answer_once(name, partial(self._answer_query, mechanism, parsed, candidate))
 
@@ -228,25 +224,30 @@ class Session:
             return digest([self.id, parsed.digest, parsed.request.revision])
         return digest([self.id, parsed.model_dump(mode="json")])
 
-    def check_question(self, query: Mapping[str, Any]) -> None:
-        """Check a query of `ask` that has no candidate, before a session is charged for it; reads no row.
+    def check_question(self, query: Mapping[str, Any], candidate: Candidate | None = None) -> None:
+        """Check a query of `ask` before a session is charged for it; reads no row.
 
         Raises:
             InvalidInput, PlanRefused: it cannot be asked.
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
-        parsed = self._parse_question(mechanism, query)
+        parsed = self._parse_question(mechanism, query, candidate)
         if not isinstance(parsed, Plan):
             # A stored answer needs no table, and opening a session looks at it.
             with suppress(TableError):
-                self._plan_read(mechanism, parsed, None, None)
+                self._plan_read(mechanism, parsed, candidate, None)
 
     def _parse_question(
-        self, mechanism: InteractiveMechanism[Any, Any], fields: Mapping[str, Any]
+        self,
+        mechanism: InteractiveMechanism[Any, Any],
+        fields: Mapping[str, Any],
+        candidate: Candidate | None = None,
     ) -> Any:
         """The mechanism's query, or the plan of a release inside the session."""
         fields = dict(self.fill_metric(fields))
+        if candidate is not None:
+            fields["candidate"] = candidate.digest
         if set(fields) == {"release"} and isinstance(fields["release"], Mapping):
             return nested_release.inner_plan(self._plan, fields["release"], self._registry)
         try:
@@ -263,6 +264,8 @@ class Session:
                 )
             parsed = self.canonical_query(parsed)
             self._require_metric(parsed)
+            if candidate is not None and not parsed.columns:
+                parsed = parsed.model_copy(update={"columns": candidate.submission.columns})
         return parsed
 
     @errors_end_here

@@ -30,14 +30,17 @@ Span = tuple[float, float]
 _ALWAYS: Span = (-math.inf, math.inf)
 
 
-def narrow_keys(table: Table, by: str, where: str | None) -> tuple[Table, float]:
-    """The declaration in which a grouping has only the public keys that a condition may leave a row, or those that are
-    declared where it leaves none; and the share that is left.
+def narrow_keys(
+    table: Table, by: str, where: str | None, blocks: Sequence[str] = ()
+) -> tuple[Table, float]:
+    """The declaration in which a grouping has only the public keys that a condition and the named blocks may leave a
+    row, or those that are declared where they leave none; and the share that is left.
     """
-    if where is None or by not in table.columns:
+    conditions = [] if where is None else [*split_nodes(parse_condition(where, table))]
+    conditions += list_block_conditions(table, blocks)
+    if not conditions or by not in table.columns:
         return table, 1.0
     share = 1.0
-    conditions = [*split_nodes(parse_condition(where, table))]
     columns = dict(table.columns)
     for name in columns[by].parts or (by,):
         keys = columns[name].public_keys
@@ -50,6 +53,19 @@ def narrow_keys(table: Table, by: str, where: str | None) -> tuple[Table, float]
             columns[name] = columns[name].model_copy(update={"public_keys": kept})
             share *= len(kept) / len(keys)
     return (table if share == 1 else table.model_copy(update={"columns": columns})), share
+
+
+def list_block_conditions(table: Table, blocks: Sequence[str]) -> list[Node]:
+    """What named blocks demand of rows, as a condition does; none where none is named, or where one may be a declared
+    key in other words.
+    """
+    if table.block is None or not blocks:
+        return []
+    declared = table.columns.get(table.block)
+    if declared and declared.public_keys and not {*blocks} <= {*declared.public_keys}:
+        return []
+    column = Node("column", (table.split_name(table.block),))
+    return [Node("IN", (column, *(Node("text", (block,)) for block in blocks)))]
 
 
 def _read_column(name: str, table: Table) -> Node:
