@@ -33,7 +33,7 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
         "highest",
         ("apache-airflow==3.2.1", "fastapi<0.130", "sqlalchemy==2.0.*", "pandas==2.*"),
     ),
-    "3.2": ("highest", ("apache-airflow==3.2.*", "fastapi<0.136", "starlette<1.1")),
+    "3.2": ("highest", ("apache-airflow==3.2.*", "fastapi<0.136", "starlette<1")),
     "newest": ("highest", ("apache-airflow==3.3.*", "sqlalchemy==2.1.*")),
 }
 #: An S3 server and its file system, which the tests of stores need.

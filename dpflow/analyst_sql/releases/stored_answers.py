@@ -78,7 +78,8 @@ class Stored:
     @property
     def result(self) -> Result:
         """What was released."""
-        return Result.from_json(self.record.result or {})
+        result = Result.from_json(self.record.result or {})
+        return result.follow_declaration(self.plan.table.largest_text)
 
 
 def identify_query(plan: Plan, principal: str | None = None) -> RunIdentity:

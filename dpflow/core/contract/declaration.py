@@ -490,6 +490,11 @@ class Table(Strict):
             )
         return keys
 
+    @property
+    def largest_text(self) -> str:
+        """What nobody exceeds, as JSON; "" where nothing is declared."""
+        return "" if self.max_contributions is None else self.max_contributions.model_dump_json()
+
     def bounds_for(self, by: str | None) -> GroupBounds:
         """What one unit may contribute when rows are grouped by a column, or not at all."""
         bounds = self.contribution_bounds

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dpflow.core.contract.totals import Totals
@@ -110,6 +110,12 @@ class Result:
     synthetic: Synthetic | None = None
     ranges: Mapping[str, ValueRange] = field(default_factory=dict, hash=False)
     totals: Totals | None = None
+
+    def follow_declaration(self, largest: str) -> Result:
+        """The stored result without totals that rest on what is not declared any more; see `Table.largest_text`."""
+        if self.totals is None or self.totals.declared in ("", largest):
+            return self
+        return replace(self, totals=None)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object from which `from_json` makes an equal result.

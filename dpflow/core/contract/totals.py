@@ -97,24 +97,26 @@ class Totals:
         statement: what that rests on; or of which rows counts are, where it is not known what they lack.
         premise: the release whose limits on what is cut hold together, for whatever rests on them; "" of a
             release that has its own.
+        declared: the maximum contributions of the declaration that it rests on, as JSON; "" if on none.
     """
 
     ends: Mapping[str, TermTotal | MeanTotal] = field(hash=False)
     statement: str
     premise: str = ""
+    declared: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """JSON from which `from_json` makes an equal object."""
         ends = {name: asdict(one) for name, one in self.ends.items()}
-        return {"ends": ends, "statement": self.statement, "premise": self.premise}
+        texts = {name: getattr(self, name) for name in ("statement", "premise", "declared")}
+        return {"ends": ends, **texts}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Totals:
         """The inverse of `to_json`."""
         return cls(
             {name: _read_total(one) for name, one in data["ends"].items()},
-            str(data["statement"]),
-            str(data["premise"]),
+            *(str(data[name]) for name in ("statement", "premise", "declared")),
         )
 
 

@@ -383,7 +383,7 @@ def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool, ledger: 
         replayed=replayed,
         released_at=settlement.at,
         run=settlement.run,
-        result=Result.from_json(reservation.result),
+        result=Result.from_json(reservation.result).follow_declaration(plan.table.largest_text),
     )
 
 

@@ -103,7 +103,8 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
             f"counts of rows are of the table with each {unit} cut at {table.bounds_for(by).describe()}{cuts.premises}; how many "
             f"rows these lack is unknown: declare max_contributions"
         )
-    return Totals(ends, "; ".join(statements), premise) if statements else None
+    text = "; ".join(statements)
+    return Totals(ends, text, premise, table.largest_text) if statements else None
 
 
 def find_own_totals(plan: Plan, limit: int) -> Totals | None:

@@ -746,3 +746,30 @@ def test_the_premise_names_rows_without_a_unit(tmp_path: Path) -> None:
     assert any("nor all rows without one, has more than 5 rows" in note for note in answer.notes), (
         answer.notes
     )
+
+
+def test_a_withdrawn_maximum_states_no_more(tmp_path: Path) -> None:
+    """300 to 300 was stated of 3,000 rows, as declared, long after the declaration was mended."""
+    file = tmp_path / "seen.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE seen AS SELECT i % 60 AS unit FROM range(3000) r(i)")
+    declared: dict[str, Any] = {"name": "seen", "database": file, "privacy_unit": {"column": "unit"},
+                                "contribution_bounds": {"rows": 5}, "columns": {}}  # fmt: skip
+    ledger = dpflow.Ledger(tmp_path / "ledger.sqlite", create=True)
+    made = [
+        Table.model_validate(declared | more) for more in ({"max_contributions": {"rows": 5}}, {})
+    ]
+    made.append(Table.model_validate(declared | {"max_contributions": {"rows": 50}}))
+    ledger.grant("seen", "9", 0, table=made[0], principal="owner")
+
+    def ask(table: Table) -> Any:
+        return dpflow.sql(
+            "SELECT COUNT(*) AS n FROM seen", tables=[table], ledger=ledger, scope="seen", epsilon=1
+        )
+
+    assert "n_low" in ask(made[0]).to_pandas(intervals=True)
+    for table in made[1:]:
+        later = ask(table)
+        assert later.free and "n_low" not in later.to_pandas(intervals=True)
+        assert not any("as declared" in note for note in later.notes)
+    assert "n_low" in ask(made[0]).to_pandas(intervals=True)
