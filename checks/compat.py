@@ -24,7 +24,7 @@ UV = Path(sys.executable).with_name("uv")
 #: What the resolver prefers, and versions that it must choose, by the set's name: of each minor of Airflow the first
 #: release that dpflow takes, and the newest. The newest FastAPI is too new for the newest Airflow, so the resolver alone
 #: would take an older Airflow. Airflow 3.2 admits newer FastAPIs than it runs tasks with ("needs a discriminator
-#: field"), 3.2.2 newer Starlettes ("no attribute 'svcs_registry'"), and 3.1.5 newer PyJWTs than it makes tokens
+#: field"), 3.2.2 newer Starlettes and svcs ("no attribute 'svcs_registry'"), and 3.1.5 newer PyJWTs than it makes tokens
 #: with ("Issuer (iss) must be a string").
 SETS: dict[str, tuple[str, tuple[str, ...]]] = {
     "oldest": ("lowest-direct", ("apache-airflow==3.1.5", "pyjwt<2.11")),
@@ -33,7 +33,7 @@ SETS: dict[str, tuple[str, tuple[str, ...]]] = {
         "highest",
         ("apache-airflow==3.2.1", "fastapi<0.130", "sqlalchemy==2.0.*", "pandas==2.*"),
     ),
-    "3.2": ("highest", ("apache-airflow==3.2.*", "fastapi<0.136", "starlette<1")),
+    "3.2": ("highest", ("apache-airflow==3.2.*", "fastapi<0.136", "starlette<1.1", "svcs<26")),
     "newest": ("highest", ("apache-airflow==3.3.*", "sqlalchemy==2.1.*")),
 }
 #: An S3 server and its file system, which the tests of stores need.
