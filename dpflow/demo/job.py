@@ -411,7 +411,7 @@ def verify_ledger(demo: Demo, _: Any) -> None:
     """The ledger's own verification, which must hold."""
     outcome = demo.ledger.verify()
     require(outcome.ok, f"the ledger does not verify: {outcome}")
-    demo.facts.verified = str(outcome)
+    demo.facts.verified = "; ".join(str(outcome).splitlines())
 
 
 def draw_report(demo: Demo, _: Any) -> None:
