@@ -67,3 +67,13 @@ class World:
         """The true answer of a query, as a frame."""
         with duckdb_file(self.table.database) as connection:
             return connection.execute(text).df()
+
+
+LARGEST: dict[str, Any] = {"rows": 24, "rows_per_group": {"day": {"month": 2}}}
+
+
+def declare(world: World, **largest: Any) -> Table:
+    raw = world.table.model_dump(
+        mode="json", exclude={"source", "max_contributions"}, exclude_unset=True
+    )
+    return Table.model_validate(raw | ({"max_contributions": largest} if largest else {}))

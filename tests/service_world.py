@@ -41,6 +41,14 @@ RELEASE: dict[str, Any] = {
     "table": "visits",
     "params": {"by": "city", "epsilon": "0.5"},
 }
+#: A session that locks its rows, and two questions to it.
+SESSION: dict[str, Any] = {
+    "name": "means",
+    "mechanism": "mean_queries",
+    "table": "visits",
+    "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
+}
+AGES, COSTS = {"column": "age"}, {"column": "cost"}
 
 
 def task(

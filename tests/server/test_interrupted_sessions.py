@@ -7,21 +7,13 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
-from service_world import RELEASE, ServiceWorld, settle
+from service_world import AGES, COSTS, RELEASE, SESSION, ServiceWorld, settle
 from starlette.testclient import TestClient
 
 from dpflow import fault_points
 
-SESSION: dict[str, Any] = {
-    "name": "means",
-    "mechanism": "mean_queries",
-    "table": "visits",
-    "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
-}
-AGES, COSTS = {"column": "age"}, {"column": "cost"}
 BOTH = {"session": SESSION, "queries": [AGES, COSTS]}
 
 

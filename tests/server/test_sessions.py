@@ -6,16 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from service_world import RELEASE, ServiceWorld, settle
+from service_world import AGES, COSTS, RELEASE, SESSION, ServiceWorld, settle
 from starlette.testclient import TestClient
-
-SESSION: dict[str, Any] = {
-    "name": "means",
-    "mechanism": "mean_queries",
-    "table": "visits",
-    "params": {"epsilon": "0.25", "rows": 100, "queries": 2},
-}
-AGES, COSTS = {"column": "age"}, {"column": "cost"}
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ cut is within the bounds, too. It is stated for such sums and means, and for cou
 rows and of units over public keys; not for variances. A profile counts the same rows if it was made of the same
 snapshot, of these blocks at least, and without a condition or with parts of the question's, none on what is joined.
 What else a WHERE leaves out only lowers what is cut. Of groups of what is joined it limits the rows alone. Rows without
-a unit count nowhere.
+a unit count nowhere, or are one unit together.
 """
 
 from __future__ import annotations
