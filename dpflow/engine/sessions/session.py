@@ -301,8 +301,7 @@ class Session:
                 the table does not have.
         """
         mechanism, query = self._comparison(candidate, candidate, Fraction(0))
-        statistic = mechanism.data_request(self._plan.params, query, self._plan.table)
-        self._make_reader(statistic, query, candidate, candidate)
+        self._plan_read(mechanism, query, candidate, candidate)
 
     def _comparison(
         self, candidate: Candidate, champion: Candidate, better_by: Fraction
@@ -493,23 +492,6 @@ class Session:
             json.dumps([self.id, said], sort_keys=True).encode(), "verdict"
         )
 
-    def _make_reader(
-        self, statistic: Any, query: Any, candidate: Candidate | None, champion: Candidate | None
-    ) -> Callable[[], Any] | None:
-        """What reads the scores that a statistic is about; None if it is about none."""
-        if isinstance(statistic, GroupValues):
-            mechanism = self._plan.mechanism
-            assert isinstance(mechanism, InteractiveMechanism)
-            if mechanism.count_groups(self._plan.params) is None:
-                raise PluginError(
-                    f"session {mechanism.name} asks for groups, and the ledger knows no partition of it; its author must say "
-                    f"in count_groups how many there are"
-                )
-            return self._readers.group_reader(statistic, query, candidate, champion)
-        if isinstance(statistic, UnitScores):
-            return self._readers.unit_reader(statistic, query, candidate, champion)
-        return None
-
     def _plan_read(
         self,
         mechanism: InteractiveMechanism[Any, Any],
@@ -521,8 +503,15 @@ class Session:
         plan = self._plan
         statistic = mechanism.data_request(plan.params, query, plan.table)
         blocks = mechanism.read_blocks(query, plan.request.blocks)
-        if (read := self._make_reader(statistic, query, candidate, champion)) is not None:
-            return read
+        if isinstance(statistic, GroupValues):
+            if mechanism.count_groups(plan.params) is None:
+                raise PluginError(
+                    f"session {mechanism.name} asks for groups, and the ledger knows no partition of it; its author must say "
+                    f"in count_groups how many there are"
+                )
+            return self._readers.group_reader(statistic, query, candidate, champion)
+        if isinstance(statistic, UnitScores):
+            return self._readers.unit_reader(statistic, query, candidate, champion)
         self._private.check_request(statistic, blocks)
         return partial(self._private.answer, statistic, blocks)
 
