@@ -88,7 +88,6 @@ def start_airflow() -> AirflowProcess:
     home = tempfile.TemporaryDirectory()
     process = AirflowProcess(Path(home.name))
     atexit.register(home.cleanup)
-    atexit.register(process.close)
     return process
 
 

@@ -2,32 +2,41 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
-import signal
-from types import SimpleNamespace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from airflow_runs import start_airflow
+from airflow_tasks import context
+from crashes import KILLED
 
-from dpflow import fault_points
 from dpflow.ledger import Ledger
 
 if TYPE_CHECKING:
     from smallworld import Tiny
 
-DAY = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
+pytestmark = pytest.mark.usefixtures("airflow_home")
 
+#: One try, whose process dies like one that ran out of memory; the first of its releases was paid before.
+KILLED_TRY = """
+import json, sys
+from pathlib import Path
+from types import SimpleNamespace
+from airflow_tasks import context
+from dpflow import fault_points
+from dpflow.airflow import ReleaseOperator
 
-@pytest.fixture(autouse=True)
-def home(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch, tiny: Tiny
-) -> None:
-    """Airflow under a temporary home, and the connection that names the tiny ledger."""
-    monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
-    connection = {"conn_type": "dpflow_ledger", "host": str(tiny.ledger)}
-    monkeypatch.setenv("AIRFLOW_CONN_DPFLOW_LEDGER", json.dumps(connection))
+def pay(releases):
+    told = context(SimpleNamespace(folder=Path(sys.argv[1])))
+    ReleaseOperator(task_id="t", release=releases).execute(told)
+
+releases = json.loads(sys.argv[3])
+pay(releases[:1])
+fault_points.armed = f"{sys.argv[2]}:kill"
+pay(releases)
+"""
 
 
 def count(epsilon: str, name: str = "visits", **more: Any) -> dict[str, Any]:
@@ -45,15 +54,7 @@ def pay(tiny: Tiny, releases: Any, **options: Any) -> Any:
     """Execute one try of the task."""
     from dpflow.airflow import ReleaseOperator
 
-    context = {
-        "ti": SimpleNamespace(dag_id="d", task_id="t", run_id="r", map_index=-1),
-        "dag_run": SimpleNamespace(partition_key=None),
-        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
-        "logical_date": DAY,
-        "data_interval_start": DAY,
-        "data_interval_end": DAY + dt.timedelta(days=1),
-    }
-    return ReleaseOperator(task_id="t", release=releases, **options).execute(context)
+    return ReleaseOperator(task_id="t", release=releases, **options).execute(context(tiny))
 
 
 def spent(tiny: Tiny) -> str:
@@ -102,15 +103,11 @@ def test_a_task_killed_in_the_middle_is_paid_whole_or_not_at_all(
     the next try draws what was not settled.
     """
     releases = [count("0.1"), count("0.2"), count("0.3")]
-    pid = os.fork()
-    if pid == 0:  # the first try: its process dies like one that ran out of memory
-        try:
-            pay(tiny, releases[:1])
-            fault_points.armed = f"{point}:kill"
-            pay(tiny, releases)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == -signal.SIGKILL
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
+    first = start_airflow().start(
+        KILLED_TRY, environment, str(tiny.folder), point, json.dumps(releases)
+    )
+    assert first.wait()[0] == KILLED
     assert spent(tiny) == paid
     receipts = pay(tiny, releases)
     assert [receipt["replayed"] for receipt in receipts] == replays and spent(tiny) == "0.6"

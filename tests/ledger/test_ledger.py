@@ -524,7 +524,7 @@ def test_racing_processes_never_overrun(place: Place) -> None:
     ledger = place.open(create=True)
     ledger.grant("race", 3, 0, table=None, filter="basic", principal="owner")
     racers = [ForkedProgram(RACE, place.target, str(place.anchor), str(n)) for n in range(6)]
-    assert sum(int(racer.wait()[1]) for racer in racers) == 30
+    assert sum(int(racer.wait()[1][0]) for racer in racers) == 30
     assert spent(ledger, "race") == {"": Fraction(3)}
     assert ledger.verify().ok
 
