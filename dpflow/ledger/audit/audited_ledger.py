@@ -355,15 +355,26 @@ class AuditedLedger(SealedDatabase):
             A signed note. Keep it where whoever can write the ledger and its anchor cannot.
 
         Raises:
-            LedgerCorrupt: the ledger does not verify.
+            LedgerCorrupt: the ledger does not verify, or does not extend what the place that
+                DPFLOW_LEDGER_WITNESS names holds.
+            LedgerUnavailable: that place is out of reach.
         """
-        keys = [] if signer is None else [signer.public_text]
+        look = self._look_at_witness([] if signer is None else [signer.public_text])
+        return self._sign(signer, since, look.required.points)
+
+    def _sign(
+        self,
+        signer: Signer | None,
+        since: str | None,
+        witnessed: Sequence[tuple[Checkpoint, str]] = (),
+    ) -> str:
         from dpflow.ledger.audit import recovery
 
+        keys = [] if signer is None else [signer.public_text]
         points = [] if since is None else [self._open_checkpoint(since, keys)]
         with self._database.begin_reading() as transaction:
             trace, expected, problems, after = self._verify_within(
-                transaction, points, new_only=bool(points)
+                transaction, points, new_only=bool(points), witnessed=witnessed
             )
         if problems := [*problems, *trace.problems]:
             raise LedgerCorrupt(f"nothing is signed that does not verify: {problems[0]}")
@@ -376,25 +387,16 @@ class AuditedLedger(SealedDatabase):
         It is verified forward from that one, which the history must extend. Arguments and errors as of
         `checkpoint`, `dpflow.ledger.audit.witness.open_place` and `dpflow.ledger.audit.witness.add_checkpoint`.
         """
+        from dpflow.ledger.audit.forward import stream_texts
+
         return add_checkpoint(
             open_place(str(place)),
             self._anchor.ledger_id,
             {*self._own_keys(), *([] if signer is None else [signer.public_text])},
-            lambda earlier: self.checkpoint(signer, since=earlier),
-            self._stream_texts,
+            # What is there is what it is compared with.
+            lambda earlier: self._sign(signer, earlier),
+            lambda *points: stream_texts(self._database, *points),
         )
-
-    def _stream_texts(self, earlier: Checkpoint, point: Checkpoint) -> Iterator[str]:
-        """The texts that the hashes of entries are of, up to one checkpoint: behind another, or from the first one on where a
-        recovery went on from what that one signed.
-        """
-        with self._database.begin_reading() as transaction:
-            rows = transaction.stream(_FORWARD, first=earlier.size)
-            first = next(rows, None)
-            if first is None or first.hash != earlier.head:
-                rows = transaction.stream(_FORWARD, first=1)
-            for row in itertools.takewhile(lambda row: row.seq <= point.size, rows):
-                yield chain.entry_text(row)
 
     def may_be_written(self) -> bool:
         """Whether this user can write the ledger, or put another file in its place: what it says of the
@@ -414,22 +416,27 @@ class AuditedLedger(SealedDatabase):
         """An owner's decision after the high-water mark was lost: the history is accepted as it is.
 
         Raises:
-            InvalidInput: the mark is there.
+            InvalidInput: the mark is there, or a witness knows of entries that are gone.
             LedgerCorrupt: the history does not verify.
+            LedgerUnavailable: the place that DPFLOW_LEDGER_WITNESS names is out of reach.
         """
 
         checked_name("a reason", reason, longest=1000)
         principal = checked_principal(principal)
+        look = self._look_at_witness(()).required
         with self._database.begin_writing() as transaction:
             if self._find_mark() is not None:
                 raise InvalidInput(
                     "the high-water mark is there; if it knows entries that are gone, see dpflow ledger recover --lost database"
                 )
-            trace, expected, problems, _ = self._verify_within(transaction, marked=False)
+            trace, expected, problems, _ = self._verify_within(
+                transaction, marked=False, witnessed=look.points
+            )
             if problems:
                 raise LedgerCorrupt(
                     f"a history that does not verify is not accepted: {problems[0]}"
                 )
+            look.require_none_ahead(trace.explain)
             writer = chain.Writer(transaction, self._anchor, (trace.head, trace.head))
             body = {"reason": reason, "entries": expected.entries}
             writer.add_entry("reanchor", "", "", principal, body)
@@ -446,17 +453,14 @@ class AuditedLedger(SealedDatabase):
     ) -> list[str]:
         """An owner's decision after entries were lost and cannot come back: go on with what is left.
 
-        What a checkpoint says beyond the history is taken over: scopes and what they spent. No person
-        signed it, so a scope whose grants are signed or approved by a second principal keeps the terms
-        of this history; it is closed if the checkpoint states others. Scopes that a lost entry may have
-        charged are closed until they are granted again: all of them, unless the mark stands at the very
-        entry that was signed. Reservations are fenced and sessions closed, because the lost entries may
-        have settled or answered them. No data count as fresh from then on: the lost entries may have
-        read them.
+        What a checkpoint says beyond the history is taken over: scopes and what they spent. No person signed it, so a scope
+        whose grants are signed or approved by a second principal keeps the terms of this history; it is closed if the
+        checkpoint states others. What a lost entry may have done counts as done: scopes are closed until they are granted
+        again (all of them, unless the mark stands at the very entry that was signed), reservations are fenced, sessions
+        closed, and no data count as fresh from then on.
 
-        A checkpoint that turns up after a recovery is taken over by another one: to its sums comes
-        what was charged since the first recovery that it does not know. Take over the newest one first: an earlier one would be
-        counted twice.
+        A checkpoint that turns up after a recovery is taken over by another one: to its sums comes what was charged since
+        the first recovery that it does not know. Take over the newest one first: an earlier one would be counted twice.
 
         Args:
             checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
@@ -469,6 +473,7 @@ class AuditedLedger(SealedDatabase):
             InvalidInput: neither mark nor checkpoint knows more than the history, or the checkpoint says
                 that less was spent, or states what the rules forbid.
             LedgerCorrupt: what is left does not verify, or nobody trusted signed the checkpoint.
+            LedgerUnavailable: the place that DPFLOW_LEDGER_WITNESS names is out of reach.
         """
         from dpflow.ledger.audit import recovery
 
@@ -476,10 +481,14 @@ class AuditedLedger(SealedDatabase):
         principal = checked_principal(principal)
         points = [] if checkpoint is None else [self._open_checkpoint(checkpoint, keys)]
         point, signer = points[0] if points else (None, "")
+        look = self._look_at_witness(keys).required
         with self._database.begin_writing() as transaction:
-            trace, expected, problems, _ = self._verify_within(transaction, points, marked=False)
+            trace, expected, problems, _ = self._verify_within(
+                transaction, points, marked=False, witnessed=look.points
+            )
             if problems:
                 raise LedgerCorrupt(f"what is left does not verify: {problems[0]}")
+            look.require_none_ahead(trace.explain, point)
             if point is not None and not trace.accepts(point):
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
             writer = chain.Writer(transaction, self._anchor, (trace.head, trace.head))
@@ -520,9 +529,8 @@ class AuditedLedger(SealedDatabase):
     def import_(self, stream: TextIO, *, principal: str) -> int:
         """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
 
-        The history goes on where it stopped; the old database is refused from then on, because the
-        anchor has seen more than it holds. Sessions are closed: their secret state is not in an
-        export. Returns the number of entries.
+        The history goes on where it stopped; the old database is refused from then on, because the anchor has seen more
+        than it holds. Sessions are closed: an export has no secret state. Returns the number of entries.
 
         Raises:
             InvalidInput: this ledger is not empty.

@@ -9,6 +9,7 @@ compared with what they leave and proved under the newest entry's root. What the
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -25,6 +26,7 @@ from dpflow.ledger.history.anchor import NOTHING, Anchor, Seen
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint, parse_note
 from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
+from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import Prepared, Transaction, prepare_lookup
 
 _E = schema.entry.c
@@ -42,6 +44,19 @@ _VERDICTS = prepare_lookup(list(schema.verdict.columns), [schema.verdict.c.sessi
 #: witness that is older than the start.
 _WHOLE = ("recover", "import")
 _BATCH = 500  # names in one statement
+
+
+def stream_texts(database: Database, earlier: Checkpoint, point: Checkpoint) -> Iterator[str]:
+    """The texts that the hashes of entries are of, up to one checkpoint: behind another, or from the first one on where a
+    recovery went on from what that one signed.
+    """
+    with database.begin_reading() as transaction:
+        rows = transaction.stream(_AFTER, seq=earlier.size - 1)
+        first = next(rows, None)
+        if first is None or first.hash != earlier.head:
+            rows = transaction.stream(_AFTER, seq=0)
+        for row in itertools.takewhile(lambda row: row.seq <= point.size, rows):
+            yield chain.entry_text(row)
 
 
 class ForwardCheck:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from dpflow.counted import counted
-from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.audit.witness import open_place, read_newest
 from dpflow.ledger.audit.witness_stores import name_note
 from dpflow.ledger.books.witnesses import stated_keys
@@ -46,6 +46,34 @@ class WitnessLook:
         """What these checkpoints do not prove."""
         own = f"this user could write at the place that {_PLACE} names: evidence against accidents only"
         return [own] if self.is_own else []
+
+    @property
+    def required(self) -> WitnessLook:
+        """This, for what must not be done without it. Raises `LedgerUnavailable` and `LedgerCorrupt`."""
+        if self.unreachable:
+            raise LedgerUnavailable(
+                f"{self.unreachable}. Nothing was written or signed: retry when {_PLACE} is in reach, or unset it to go on "
+                f"without what the witness saw"
+            )
+        if self.problem:
+            raise LedgerCorrupt(f"nothing was written or signed: {self.problem}")
+        return self
+
+    def require_none_ahead(
+        self, explain: Callable[[Checkpoint], str], taken: Checkpoint | None = None
+    ) -> None:
+        """Raises `InvalidInput` where a checkpoint there knows of entries that are gone, but for the one that is ``taken`` over.
+
+        Args:
+            explain: why the history does not vouch for a checkpoint.
+        """
+        for stored in self.newest.values():
+            if explain(stored.point) and (taken is None or stored.point.text != taken.text):
+                raise InvalidInput(
+                    f"{name_note(stored.number)} at the place that {_PLACE} names is a checkpoint of entry {stored.point.size}, "
+                    f"which this history does not extend: recover with it (--lost database --checkpoint FILE), or unset "
+                    f"{_PLACE} to go on without it"
+                )
 
     def list_gaps(self, demands: Mapping[str, str], compared: Set[str]) -> list[str]:
         """Why the ledger is held against fewer witnesses than it should be.

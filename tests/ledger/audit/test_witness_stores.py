@@ -21,6 +21,7 @@ import pytest
 from witness_server_run import load_server, serve_witness
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
+from dpflow.ledger.audit.forward import stream_texts
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Signer, parse_note
 
@@ -66,16 +67,16 @@ def test_who_comes_second_tries_again(small, keep, ask):
     """Two that sign at the same time: one is refused, retryably, and goes on from the other's."""
     small.witness(keep, NIGHTLY)
     ask.reserve(small, "one")
-    place, sign, raced = open_place(keep), small.checkpoint, []
+    place, sign, raced = open_place(keep), small._sign, []
 
-    def slow(signer, *, since):
+    def slow(signer, since):
         if not raced:
-            raced.append(small.checkpoint)
-            small.checkpoint = sign
+            raced.append(small._sign)
+            small._sign = sign
             assert small.witness(keep, NIGHTLY).is_new
-        return sign(signer, since=since)
+        return sign(signer, since)
 
-    small.checkpoint = slow
+    small._sign = slow
     with pytest.raises(LedgerUnavailable, match="another checkpoint was added"):
         small.witness(keep, NIGHTLY)
     assert not small.witness(keep, NIGHTLY).is_new
@@ -312,7 +313,7 @@ def test_a_server_takes_only_what_extends_its_newest(small, make_keep, ask, make
     ask.reserve(small, "two")
     ask.reserve(small, "three")
     note = small.checkpoint(NIGHTLY)
-    lines = [*small._stream_texts(old, parse_note(note))]
+    lines = [*stream_texts(small._database, old, parse_note(note))]
     other = make_place(str(tmp_path / "o.sqlite"), tmp_path / "o").open()
     other.grant("flights", 9, 0, **TERMS)
     edited = json.loads(lines[0])
@@ -350,9 +351,9 @@ def test_a_server_refuses_a_branch_that_its_own_witness_signed(
     branch = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
     ask.reserve(branch, "other")
     ask.reserve(branch, "third")
-    note = branch.checkpoint(NIGHTLY)
+    note = branch._sign(NIGHTLY, None)
     with pytest.raises(LedgerCorrupt, match="of another history"):
-        open_place(keep).add(2, note, branch._stream_texts(seen, parse_note(note)))
+        open_place(keep).add(2, note, stream_texts(branch._database, seen, parse_note(note)))
 
 
 def test_a_server_that_was_killed_while_it_wrote_loses_nothing(tmp_path, small, ask):
@@ -362,7 +363,9 @@ def test_a_server_that_was_killed_while_it_wrote_loses_nothing(tmp_path, small, 
     first = small.checkpoint(NIGHTLY)
     ask.reserve(small, "one")
     second = small.checkpoint(NIGHTLY)
-    rows = [row.encode() for row in small._stream_texts(parse_note(first), parse_note(second))]
+    rows = [
+        row.encode() for row in stream_texts(small._database, parse_note(first), parse_note(second))
+    ]
     with load_server() as module:
         server = module.Witness(folder, [NIGHTLY.public_text])
         assert server.add(1, [json.dumps(first)])[0] == 201
@@ -390,7 +393,7 @@ def test_a_server_that_was_killed_while_it_wrote_loses_nothing(tmp_path, small, 
         os.link(folder / "000000000002.txt", folder / ".draft")  # killed before it was taken away
         ask.reserve(small, "two")
         third = small.checkpoint(NIGHTLY)
-        rows = small._stream_texts(parse_note(second), parse_note(third))
+        rows = stream_texts(small._database, parse_note(second), parse_note(third))
         assert server.add(3, [json.dumps(third), *(row.encode() for row in rows)])[0] == 201
         assert [server.read(number) for number in (1, 2, 3)] == [first, second, third]
 

@@ -165,11 +165,14 @@ def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
         ask.reserve(watched, "d3")
     assert late.value.retryable
     assert ask.spent(watched) == {"": "0.3"}
-    for report in (watched.verify(), watched.verify(since=watched.checkpoint(), new_only=True)):
+    for report in (
+        watched.verify(),
+        watched.verify(since=watched._sign(None, None), new_only=True),
+    ):
         assert not report.problems and not report.ok and len(report.gaps) == 1, report
         assert "chain, anchor and sums hold; " in str(report)
         assert "NOT compared with a witness: " in str(report)
-    brought = watched.verify(since=watched.checkpoint(NIGHTLY), keys=[NIGHTLY.public_text])
+    brought = watched.verify(since=watched._sign(NIGHTLY, None), keys=[NIGHTLY.public_text])
     assert brought.ok == (kind == "no place") and brought.compared_with, brought
     page = watched.report("flights")
     assert "NOT compared with a witness: " in page
@@ -280,6 +283,24 @@ def test_a_restored_copy_is_found_at_its_first_charge(restored, keep, ask):
         )
     ask.reserve(ledger, "d1", scope="free")
     assert ask.spent(ledger) == {"": "0.1"}
+
+
+def test_a_restored_copy_is_neither_signed_nor_accepted(restored, keep, make_keep, monkeypatch):
+    """By its own rules it verifies; each door that signs or goes on after a loss asks the witness first."""
+    ledger = restored()
+    for signer in (None, NIGHTLY):
+        with pytest.raises(LedgerCorrupt, match="nothing is signed.*checkpoint of entry 4"):
+            ledger.checkpoint(signer)
+    (ledger._anchor.folder / "mark").unlink()
+    with pytest.raises(InvalidInput, match="recover with it"):
+        ledger.reanchor(reason="disk", principal="owner")
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", "/nowhere")
+    for door in (ledger.checkpoint, lambda: ledger.reanchor(reason="disk", principal="owner")):
+        with pytest.raises(LedgerUnavailable, match="Nothing was written or signed"):
+            door()
+    monkeypatch.delenv("DPFLOW_LEDGER_WITNESS")
+    ledger.reanchor(reason="disk", principal="owner")
+    assert "entry 4" not in ledger.checkpoint()
 
 
 def test_a_copy_older_than_the_grant_is_found_too(
@@ -393,7 +414,13 @@ def test_after_a_recovery_the_witness_signs_before_the_next_charge(
     note, keys = witnesses_place(keep).newest()[1], [NIGHTLY.public_text]
     ledger = left.open()
     taken = {"checkpoint": note, "keys": keys} if is_known else {}
+    if not is_known:
+        with pytest.raises(InvalidInput, match="a checkpoint of entry 3, which this history does"):
+            ledger.recover(reason="disk", principal="owner")
+        assert ledger.history(limit=1)[-1].kind != "recover"
+        monkeypatch.delenv("DPFLOW_LEDGER_WITNESS")
     ledger.recover(reason="disk", principal="owner", **taken)
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", keep)
     if not is_known:
         ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
     with pytest.raises(LedgerCorrupt, match="does not extend"):
@@ -418,7 +445,7 @@ def test_who_may_only_add_hides_no_checkpoint(restored, keep, ask, live):
     number, note = place.newest()
     text = note.rpartition("\n\n")[0] + "\n"
     # Of the copy's own history, behind a recovery, and it demands its own signer's key.
-    point = parse_note(restored().checkpoint(EVE))
+    point = parse_note(restored()._sign(EVE, None))
     scopes = [
         (name, rule.replace(NIGHTLY.public_text, EVE.public_text), *rest)
         for name, rule, *rest in point.scopes
