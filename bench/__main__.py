@@ -5,6 +5,7 @@ NAME ...` runs those that it names.
 from __future__ import annotations
 
 import argparse
+import time
 from collections.abc import Sequence
 
 from bench import (
@@ -32,7 +33,7 @@ from bench import (
     tables,
     verification,
 )
-from bench.timing import show_bars
+from bench.timing import show, show_bars
 from dpflow.errors import UnknownName
 
 BENCHMARKS = {
@@ -74,8 +75,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if name not in BENCHMARKS:
             parser.error(str(UnknownName("benchmark", name, BENCHMARKS)))
     # Apache Spark has an environment of its own, so it runs where it is named.
+    taken = []
     for name in names or (name for name in BENCHMARKS if name != "spark"):
+        begin = time.monotonic()
         BENCHMARKS[name].main()
+        taken.append((name, f"{time.monotonic() - begin:.0f} s"))
+    show("how long each took", ("benchmark", "time"), taken)
     show_bars()
 
 

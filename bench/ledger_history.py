@@ -135,7 +135,7 @@ def main() -> None:
         for name in found:
             ledgers: dict[int, Ledger] = {}
             for number, (target, anchor) in ((FEW, found[name]), (MANY, others[name])):
-                ledger = ledgers[number] = Ledger(target, anchor=anchor, create=True)
+                ledger = ledgers[number] = Ledger(target, anchor=anchor, create=True, owner=True)
                 ledger.grant(
                     "bench",
                     10**6,
