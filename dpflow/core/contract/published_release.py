@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
@@ -10,8 +11,26 @@ from typing import Any
 from dpflow.core.contract.result_fields import list_row_fields, utc_time
 from dpflow.core.contract.results import Result, Row
 
+#: The end of a run's name: START/END of its interval, or its one date, which is captured. For Python and for DuckDB.
+RUN_INTERVAL = "(?:^|/)([0-9]{4}-[0-9]{2}-[0-9]{2}[^/]*)(?:/[0-9]{4}-[0-9]{2}-[0-9]{2}[^/]*)?$"
 #: Stands for a release without rows: whoever reads the table sees that it was made.
 NO_ROWS = Row("", "no rows", None)
+
+
+def find_interval(run: str, settled: dt.datetime) -> dt.datetime | None:
+    """The start of a run's interval; None for a run of none, or of one that was to begin after its result was settled, but
+    for the offset of a time zone.
+
+    Args:
+        run: its name, alone or behind DAG and task.
+        settled: in UTC and without a zone.
+    """
+    found = re.search(RUN_INTERVAL, run)
+    try:
+        start = found and dt.datetime.fromisoformat(found[1][:19]).replace(tzinfo=None)
+    except ValueError:
+        return None
+    return start if start and start - settled <= dt.timedelta(days=1) else None
 
 
 @dataclass(frozen=True)

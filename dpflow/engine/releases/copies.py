@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dpflow.core.contract.published_release import PublishedRelease
+from dpflow.core.contract.published_release import PublishedRelease, find_interval
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS, utc_time
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases.republish import publish_settled, read_settled
@@ -95,20 +95,12 @@ def find_latest(releases: Sequence[PublishedRelease]) -> list[PublishedRelease]:
 
 def _find_moment(release: PublishedRelease) -> tuple[bool, dt.datetime]:
     """When a result is of: the start of its run's interval, before all others when it was settled; in UTC and without a zone."""
-    interval = _find_interval(release)
-    moment = interval or utc_time(release.released_at)
-    assert moment is not None
-    return interval is not None, moment
+    interval, settled = _find_interval(release), utc_time(release.released_at)
+    assert settled is not None
+    return interval is not None, interval or settled
 
 
 def _find_interval(release: PublishedRelease) -> dt.datetime | None:
-    """The start of the interval that a run's name ends with; None for a run of none, or of one that was to begin after its
-    result was settled, but for the offset of a time zone.
-    """
-    try:
-        start = dt.datetime.fromisoformat(release.run.rpartition("/")[2][:19]).replace(tzinfo=None)
-    except ValueError:
-        return None
     settled = utc_time(release.released_at)
     assert settled is not None
-    return start if start - settled <= dt.timedelta(days=1) else None
+    return find_interval(release.run, settled)

@@ -15,8 +15,8 @@ from __future__ import annotations
 import duckdb
 
 from dpflow.core.contract.distribution import MAX_RANK_ERROR, SHARE_BELOW
+from dpflow.core.contract.published_release import RUN_INTERVAL
 from dpflow.tables.access import sql
-from dpflow.tables.public.named_tables import interval_start
 
 #: The mechanism whose releases have these macros.
 MECHANISM = "cdf"
@@ -25,8 +25,11 @@ MECHANISM = "cdf"
 def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     """Make both macros of a published table, or bring them to today's form."""
     name = sql.quote_name(table)
+    # As `find_interval` does.
+    start = f"TRY_CAST(left(regexp_extract(run, '{RUN_INTERVAL}', 1), 19) AS TIMESTAMP)"
+    interval = f"CASE WHEN {start} <= released_at + INTERVAL 1 DAY THEN {start} END"
     latest = (
-        f"SELECT arg_max(release_id, ({interval_start('run')} IS NOT NULL, {interval_start('run')}, released_at)) FROM {name} "
+        f"SELECT arg_max(release_id, ({interval} IS NOT NULL, {interval}, released_at)) FROM {name} "
         f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (

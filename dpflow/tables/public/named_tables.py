@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 
+from dpflow.core.contract.published_release import find_interval
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.access import sql
 from dpflow.tables.public.public_file import read_file, write_file
@@ -38,11 +39,6 @@ def name_dataset(database: Path, table: str) -> tuple[str, str]:
     return f"duckdb://{file}", f"{file.stem}.main.{table}"
 
 
-def interval_start(run: str) -> str:
-    """SQL for the start of the interval that a run's name begins with; NULL for a run of none."""
-    return f"TRY_CAST(left({run}, 19) AS TIMESTAMP)"
-
-
 @dataclass(frozen=True)
 class AnswerRun:
     """Which answer of a name it is: one of each block and run is kept.
@@ -61,6 +57,11 @@ class AnswerRun:
     released_at: dt.datetime = dt.datetime.min
     confidences: tuple[int, ...] = ()
     chosen: bool = True
+
+    @property
+    def interval(self) -> dt.datetime | None:
+        """The start of its run's interval; None for a run of none."""
+        return find_interval(self.run, self.released_at)
 
 
 def publish_view(
@@ -114,8 +115,8 @@ def publish_view(
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(
-            f"INSERT INTO {runs} SELECT ?, ?, {interval_start('?')}, ?, ?, ?",
-            [*key, about.run, about.released_at, list(about.confidences), about.chosen],
+            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?)",
+            [*key, about.interval, about.released_at, list(about.confidences), about.chosen],
         )
         if columns[0][2]:
             places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for kind in stored)

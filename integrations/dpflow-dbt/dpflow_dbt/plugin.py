@@ -25,7 +25,7 @@ from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.public.named_tables import AnswerRun, interval_start
+from dpflow.tables.public.named_tables import AnswerRun
 
 log = AdapterLogger("dpflow")
 
@@ -179,11 +179,11 @@ def write_answer(
     places += [
         "CAST(? AS VARCHAR) AS block",
         "CAST(? AS VARCHAR) AS run",
-        f"{interval_start('CAST(? AS VARCHAR)')} AS interval_start",
+        "CAST(? AS TIMESTAMP) AS interval_start",
         "CAST(? AS TIMESTAMP) AS released_at",
     ]
     key = [about.block, about.run]
-    parameters: list[Any] = [*values, *key, about.run, about.released_at]
+    parameters: list[Any] = [*values, *key, about.interval, about.released_at]
     select = f"SELECT {', '.join(places)}"
     with cursor:
         if existing is not None and _has_columns(cursor, existing, select, parameters):

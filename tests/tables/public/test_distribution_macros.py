@@ -120,7 +120,7 @@ def test_a_name_means_the_latest_interval(tmp_path: Path) -> None:
     for day, at in ((2, 1), (1, 2)):
         edges = ((day - 1, 0.1), (day, 0.5), (day + 1, 0.9))
         rows = tuple(Row(f"{edge}", SHARE_BELOW, share, 0.0) for edge, share in edges)
-        run = f"2026-01-0{day}T00:00:00+00:00/2026-01-0{day + 1}T00:00:00+00:00"
+        run = f"dag/task/2026-01-0{day}T00:00:00+00:00/2026-01-0{day + 1}T00:00:00+00:00"
         settled = dt.datetime(2026, 2, at, tzinfo=dt.UTC)
         about = PublishedRelease(
             f"id {day}", "daily", "", "cdf", "1", "0", Result(rows), run=run, released_at=settled
