@@ -48,13 +48,14 @@ def fill_load_events(
 
 
 def _write_event(asset: Asset, context: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
-    """Add fields to an asset's event, with the run that they are of."""
+    """Add fields to an asset's event, with the task and the run that they are of."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    run = context["dag_run"]
-    identity = name_run(context, getattr(run, "partition_key", None), context["ti"].run_id)
+    run, task = context["dag_run"], context["ti"]
+    identity = name_run(context, getattr(run, "partition_key", None), task.run_id)
     interval = [start.isoformat(), end.isoformat()] if start and end else None
     event = context["outlet_events"][asset]
-    written = {"run": identity, "data_interval": interval, **fields}
+    about = {"dag": task.dag_id, "task": task.task_id, "map_index": task.map_index}
+    written = {**about, "run": identity, "data_interval": interval, **fields}
     event.extra = {**event.extra, EVENT_KEY: written}
 
 
@@ -77,7 +78,7 @@ def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
 
 def read_releases(context: Mapping[str, Any]) -> list[dict[str, Any]]:
     """What the events that triggered this run published: each release once, in the order of the
-    events, with the ``run`` and ``data_interval`` of who released it.
+    events, with the ``dag``, ``task``, ``run`` and ``data_interval`` of who released it.
 
     An event without these fields, such as one that was made by hand, is left out with a warning.
 
@@ -119,5 +120,5 @@ def _read_event(extra: Any) -> list[dict[str, Any]]:
         for release in releases
     ):
         return []
-    run = {name: written.get(name) for name in ("run", "data_interval")}
+    run = {name: written.get(name) for name in ("dag", "task", "run", "data_interval")}
     return [{**run, **release} for release in releases]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
@@ -70,12 +71,22 @@ def name_day(context: Mapping[str, Any]) -> str:
 
 
 def name_load(context: Mapping[str, Any]) -> str:
-    """The run of the load that triggered this run: a load that is cleared triggers another run, which asks for the same
-    again. "" where events of several loads, or of none, did.
+    """The tasks' runs of the loads that triggered this run: a load that is cleared triggers another run, which asks for the
+    same again. "" where events of loads of several intervals, or of none, did.
     """
-    runs = {written.get("run") for written in list_loads(context)}
-    name = runs.pop() if len(runs) == 1 else ""
-    return name if isinstance(name, str) else ""
+    loads = set()
+    for written in list_loads(context):
+        run, dag, task, index = (written.get(name) for name in ("run", "dag", "task", "map_index"))
+        if not (isinstance(index, int) and all(isinstance(name, str) for name in (run, dag, task))):
+            return ""
+        loads.add((run, f"{dag}/{task}" + f"[{index}]" * (index >= 0)))
+    if len({run for run, _ in loads}) != 1:
+        return ""
+    tasks = sorted(task for _, task in loads)
+    if len(tasks) > 1:
+        digest = hashlib.sha256("\n".join(tasks).encode()).hexdigest()[:16]
+        return f"{len(tasks)} loads {digest}/{run}"
+    return f"{tasks[0]}/{run}"
 
 
 def list_loads(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.usefixtures("airflow_home")
 
 
+#: What every event says of the run that wrote it.
+ABOUT = ("dag", "task", "map_index", "run", "data_interval")
+
+
 class Events(dict[Any, Any]):
     """What Airflow gives a task to write into, by names: Airflow 3.1 cannot hash an asset."""
 
@@ -48,7 +52,7 @@ def test_an_event_says_what_was_released_and_no_number(tiny: Tiny) -> None:
         operator.execute(context(tiny, try_number=number + 1) | {"outlet_events": events})
     assert set(seen[0]) == {"first", "all of it"}
     extra = seen[0]["first"].extra
-    assert extra["author"] == 1 and set(extra["dpflow"]) == {"run", "data_interval", "releases"}
+    assert extra["author"] == 1 and set(extra["dpflow"]) == {*ABOUT, "releases"}
     assert extra["dpflow"]["data_interval"] == [
         "2020-01-01T00:00:00+00:00", "2020-01-02T00:00:00+00:00",
     ]  # fmt: skip
@@ -90,7 +94,7 @@ def test_a_load_tells_of_its_blocks(tiny: Tiny) -> None:
         load.execute(context(tiny, task_id="load") | {"outlet_events": events})
     told = seen[0]["visits"].extra["dpflow"]
     assert told["load"] == {"table": "raw", "blocks": ["2020-01-01"]}
-    assert set(told) == {"run", "data_interval", "load"}
+    assert set(told) == {*ABOUT, "load"}
     triggered = {"visits": [event(None), *(event(one["visits"].extra) for one in seen)]}
     assert read_loaded_blocks({"triggering_asset_events": triggered}) == ["2020-01-01"]
     with pytest.raises(AirflowFailException, match="which blocks were loaded"):

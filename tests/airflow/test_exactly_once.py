@@ -45,7 +45,7 @@ def context(
     partition: str | None = None,
     run_type: str = "scheduled",
     clear_number: int = 0,
-    loads: tuple[str, ...] = (),
+    loads: tuple[str | dict[str, Any], ...] = (),
     **instance: Any,
 ) -> dict[str, Any]:
     """What a task sees, as measured on Airflow 3.3: no logical date, no dates."""
@@ -65,7 +65,15 @@ def context(
         "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
     }
     if loads:
-        extras = ({"dpflow": {"run": run, "load": {"blocks": ["2020-01-01"]}}} for run in loads)
+        about = {
+            "dag": "loads",
+            "task": "load",
+            "map_index": -1,
+            "load": {"blocks": ["2020-01-01"]},
+        }
+        extras = (
+            {"dpflow": about | (one if isinstance(one, dict) else {"run": one})} for one in loads
+        )
         events = [SimpleNamespace(extra=extra) for extra in extras]
         found["triggering_asset_events"] = {"visits": events}
     if dates is not None:
@@ -150,6 +158,18 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
         pytest.param({"dates": None, "loads": ("i",)}, {"dates": None, "loads": ("j",)}, False, id="another-load"),
         pytest.param(
             {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("i", "j"), "run_id": "x"}, False, id="two-loads"
+        ),
+        pytest.param(
+            {"dates": None, "loads": ("i",)}, {"dates": None, "loads": ({"run": "i", "dag": "correct"},)}, False,
+            id="a-load-of-another-dag",
+        ),
+        pytest.param(
+            {"dates": None, "loads": ({"run": "i", "map_index": 0},)}, {"dates": None, "loads": ({"run": "i", "map_index": 1},)}, False,
+            id="another-mapped-load",
+        ),
+        pytest.param(
+            {"dates": None, "loads": ("i", {"run": "i", "task": "u"})},
+            {"dates": None, "loads": ({"run": "i", "task": "u"}, "i"), "run_id": "x"}, True, id="the-same-two-loads",
         ),
         pytest.param({}, {"dag_id": "e"}, False, id="another-dag"),
         pytest.param({}, {"task_id": "u"}, False, id="another-task"),
