@@ -165,7 +165,10 @@ def command(
     files |= {profile_file: profile_text} if profile_text else {}
     if dag:
         files[dag_file] = proposals.write_dag(
-            name, *_choose_first(proposal, amounts), proposal.block
+            name,
+            *_choose_first(proposal, amounts),
+            proposal.block,
+            by_day=proposal.block is not None and columns[proposal.block].kind == "DATE",
         )
     proposals.write_files(files)
     written = [str(file) for file in files if file.name != proposals.SCHEMA_FILE]

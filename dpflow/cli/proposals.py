@@ -148,8 +148,7 @@ from __future__ import annotations
 
 from datetime import datetime, timedelta
 
-from airflow.sdk import DAG
-{timetable}
+from airflow.sdk import DAG{imports}
 from dpflow.airflow import BudgetCheckOperator, DataContractOperator, ReleaseOperator
 
 RELEASES = [
@@ -164,7 +163,7 @@ RELEASES = [
 {day}
 with DAG(
     {dag_id!r},
-    schedule={schedule},
+    schedule={schedule},{asked}
     start_date=datetime(2026, 1, 1),
     catchup=False,
     max_active_runs=1,
@@ -176,6 +175,7 @@ with DAG(
     budget >> contract >> ReleaseOperator(task_id="release", release=RELEASES{blocks})
 '''
 _TIMETABLE = """
+
 try:
     from airflow.sdk import CronDataIntervalTimetable
 except ImportError:  # Airflow 3.1
@@ -183,11 +183,18 @@ except ImportError:  # Airflow 3.1
 """
 
 
-def write_dag(table: str, mechanism: str, params: Mapping[str, str], block: str | None) -> str:
-    """The text of a DAG over a table that the catalogue names: daily where the table has blocks, else
-    run by hand, for each run of a table without blocks pays from the same budget.
+def write_dag(
+    table: str, mechanism: str, params: Mapping[str, str], block: str | None, *, by_day: bool
+) -> str:
+    """The text of a DAG over a table that the catalogue names: daily where each block is a day. Else it is run by hand: a run
+    names its block, and of a table without blocks each run pays from the same budget.
     """
-    daily = block is not None
+    daily, named = block is not None and by_day, block is not None and not by_day
+    day = f"\n# Budgets are per {block!r}: "
+    if daily:
+        day += 'the run\'s interval names the block.\nDAY = "{{ data_interval_start | ds }}"\n'
+    else:
+        day += "who starts a run names the block, as the rows write it.\n"
     return _DAG.format(
         table=table,
         name=" ".join([mechanism, "of", table, *(["by", params["by"]] if "by" in params else [])]),
@@ -195,12 +202,11 @@ def write_dag(table: str, mechanism: str, params: Mapping[str, str], block: str 
         params=dict(params),
         dag_id=f"{table}_daily" if daily else table,
         daily=" each day" if daily else "",
-        timetable=_TIMETABLE if daily else "",
+        imports=_TIMETABLE if daily else ", Param\n" if named else "\n",
         schedule='CronDataIntervalTimetable("0 3 * * *", timezone="UTC")' if daily else "None",
-        day=f'# Budgets are per {block!r}: the run\'s interval names the block.\nDAY = "{{{{ data_interval_start | ds }}}}"\n'
-        if daily
-        else "",
-        blocks=", blocks=DAY" if daily else "",
+        asked='\n    params={"block": Param(type="string")},' if named else "",
+        day=day if block is not None else "",
+        blocks=", blocks=DAY" if daily else ', blocks="{{ params.block }}"' if named else "",
     )
 
 

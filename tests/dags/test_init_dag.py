@@ -48,6 +48,30 @@ def test_the_written_dag_runs(folder: Path, airflow_database: Path, block: str |
     assert row["epsilon_spent"] == "0.1" and (row["block"] or None) == (block and "2020-01-01")
 
 
+@pytest.mark.parametrize(
+    ("kind", "block"), [("VARCHAR", "2020-W01"), ("TIMESTAMP", "2020-01-01 05:00:00"), ("BIGINT", "7")]
+)  # fmt: skip
+def test_blocks_that_are_no_days_are_named_by_hand(
+    folder: Path, airflow_database: Path, kind: str, block: str
+) -> None:
+    """No interval is such a block: a daily run would pay for blocks without rows, and end well."""
+    with duckdb.connect(str(folder / "visits.duckdb")) as connection:
+        connection.execute(f"ALTER TABLE visits ADD COLUMN part {kind} DEFAULT '{block}'")
+    status, output, errors = init(folder, "--block", "part", "--column", "city")
+    assert status == 0, errors
+    text = (folder / "visits_dag.py").read_text()
+    assert "schedule=None" in text and "interval" not in text
+    world = SimpleNamespace(folder=folder, ledger=folder / "ledger.sqlite")
+    runs = f"""
+done = dag.test(run_conf={{"block": {block!r}}})
+seen.append({{"state": str(done.state)}})
+"""
+    (seen,) = run_dag(world, airflow_database, text.replace("'visits',\n    sched", "'d',\n    sched"), runs)  # fmt: skip
+    assert seen == {"state": "success"}
+    (row,) = Ledger(folder / "ledger.sqlite").remaining("visits").rows()
+    assert (row["block"], row["epsilon_spent"]) == (block, "0.1")
+
+
 def test_a_file_of_that_name_stays(folder: Path) -> None:
     """Nothing is written over."""
     (folder / "visits_dag.py").write_text("mine")
