@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import time
 from collections import Counter
 from contextlib import suppress
 from pathlib import Path
@@ -73,18 +74,23 @@ def deployment(password_server: str, tmp_path: Path) -> Deployment:
     return deployment
 
 
+def read_command(pid: int) -> bytes:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    return b""
+
+
+def read_status(pid: int) -> tuple[str, int]:
+    """State and parent of a process; of one that ended, that of a zombie of nobody."""
+    with suppress(OSError):
+        state, parent = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[:2]
+        return state, int(parent)
+    return "Z", 0
+
+
 def list_workers(stage: Stage) -> list[int]:
-    """Processes below a scheduler that run a task; not those that serve logs.
-
-    Nor workers that wait for one: they hold the lock of their executor's queue, and Airflow has no
-    other. Killed, they leave every later task of that scheduler queued for ever, whatever we do.
-    """
+    """Processes below a scheduler that run a task, or wait for one that does; not those that serve logs."""
     assert stage.supervisor is not None
-
-    def read_command(pid: int) -> bytes:
-        with suppress(OSError):
-            return Path(f"/proc/{pid}/cmdline").read_bytes()
-        return b""
 
     def leads_session(pid: int) -> bool:
         # One that ended since it was listed leads none.
@@ -97,6 +103,24 @@ def list_workers(stage: Stage) -> list[int]:
     workers = [pid for scheduler in schedulers for pid in list_descendants(scheduler)]
     idle_or_other = (b"serve", b"<idle>")
     return [pid for pid in workers if not any(one in read_command(pid) for one in idle_or_other)]
+
+
+def kill_in_task(pid: int) -> bool:
+    """Kill a process of `list_workers`, unless it is a worker that has no task at this moment.
+
+    That one takes the locks of its executor's queues, and Airflow has no other: killed with one, it leaves every later
+    task of its scheduler queued for ever, whatever we do. On a busy machine a worker that was listed with a task may have
+    ended it since. So it is stopped, and looked at again: whoever has a task waits for its process, and holds no lock.
+    """
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGSTOP)
+        while read_status(pid)[0] not in "TZ":
+            time.sleep(0.01)
+        has_task = bool(list_descendants(pid))
+        is_task = b"LocalExecutor" in read_command(read_status(pid)[1])
+        os.kill(pid, signal.SIGKILL if has_task or is_task else signal.SIGCONT)
+        return has_task or is_task
+    return False
 
 
 def test_sums_are_exact_whatever_is_killed(deployment: Deployment) -> None:
@@ -117,9 +141,7 @@ def test_sums_are_exact_whatever_is_killed(deployment: Deployment) -> None:
             ended.update(states)
             done = states["success"] + states["failed"]
             if done >= PAUSE * kills and (workers := list_workers(stage)):
-                with suppress(ProcessLookupError):
-                    os.kill(chance.choice(workers), signal.SIGKILL)
-                    kills += 1
+                kills += kill_in_task(chance.choice(workers))
             return done == RUNS
 
         stage.wait("fifty runs", all_ended, lambda: (sorted(ended.items()), kills))
