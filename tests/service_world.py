@@ -11,7 +11,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from dpflow.demo.airflow_environment import find_free_port
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.server.app import create_app
-from dpflow.server.predictions import open_sessions
+from dpflow.server.predictions import Opening, open_sessions
 from dpflow.server.principals import Principals
 from dpflow.server.service import load_service, new_token
 
@@ -102,7 +101,7 @@ class ServiceWorld(World):
     def app(self) -> Any:
         """The application in this process."""
         service = load_service(self.file)
-        opened: Future[Any] = Future()
+        opened = Opening()
         opened.set_result(open_sessions(service, self.ledger, Registry.load()))
         principals = Principals(self.file, service)
         return create_app(service, principals, opened, self.ledger, Registry.load())
@@ -121,24 +120,37 @@ class Server:
 
     Args:
         prelude: statements that the process runs first.
+        certificate: it answers by HTTPS with this one, whose key is in ``key.pem`` beside it.
     """
 
     def __init__(
-        self, file: Path, fault: str = "", port: int = 0, prelude: str = "", **environment: str
+        self,
+        file: Path,
+        fault: str = "",
+        port: int = 0,
+        prelude: str = "",
+        certificate: Path | None = None,
+        **environment: str,
     ) -> None:
         self.port = port or find_free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
+        self.url, self._trust = f"http://127.0.0.1:{self.port}", TRUST
+        options = ["--port", str(self.port)]
+        if certificate is not None:
+            self.url = f"https://127.0.0.1:{self.port}"
+            self._trust = ssl.create_default_context(cafile=certificate)
+            key = certificate.with_name("key.pem")
+            options += ["--host", "0.0.0.0", "--tls-certificate", str(certificate), "--tls-key", str(key)]  # fmt: skip
         # A file: a pipe that nobody reads is full after a thousand requests, and then the service waits.
         self._written = tempfile.TemporaryFile()  # noqa: SIM115  the process writes on
         self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{prelude}\nfrom dpflow.cli import main; main()", "serve", str(file), "--port", str(self.port)],
+            [sys.executable, "-c", f"{prelude}\nfrom dpflow.cli import main; main()", "serve", str(file), *options],
             env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
             | ({"DPFLOW_FAULT": fault} if fault else {})
             | environment,
             stdout=subprocess.DEVNULL, stderr=self._written, start_new_session=True,
         )  # fmt: skip
         deadline = time.monotonic() + 120
-        with httpx.Client(base_url=self.url, verify=TRUST) as client:
+        with httpx.Client(base_url=self.url, verify=self._trust) as client:
             while time.monotonic() < deadline and self.process.poll() is None:
                 with suppress(httpx.TransportError):
                     if client.get("/readyz").status_code == 200:
@@ -149,7 +161,9 @@ class Server:
 
     def client(self, name: str) -> httpx.Client:
         """A client with a principal's token."""
-        return httpx.Client(base_url=self.url, headers=headers_of(name), timeout=60, verify=TRUST)
+        return httpx.Client(
+            base_url=self.url, headers=headers_of(name), timeout=60, verify=self._trust
+        )
 
     def stop(self, how: int = signal.SIGTERM) -> None:
         """End the process, and keep what it wrote."""

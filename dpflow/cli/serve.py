@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -70,13 +72,13 @@ def command(
         import uvicorn
 
         from dpflow.server.app import STOP_SECONDS, create_app
-        from dpflow.server.connections import BoundedConnection
+        from dpflow.server.connections import BoundedConnection, TlsConnection, limit_connections
         from dpflow.server.predictions import open_in_background, open_sessions
         from dpflow.server.principals import Principals
     from dpflow.registry import Registry
 
-    tls = _check_tls(tls_certificate, tls_key)
-    if not tls and not behind_proxy and not is_loopback(host):
+    tls = _load_tls(tls_certificate, tls_key)
+    if tls is None and not behind_proxy and not is_loopback(host):
         raise InvalidInput(
             f"tokens would travel to {host} in the clear; give --tls-certificate and --tls-key, or --behind-proxy where a "
             "proxy before this service has TLS"
@@ -87,7 +89,8 @@ def command(
     if log_requests:
         _log_requests()
     # No point is answered before all sessions are charged and learned.
-    opened = open_in_background(lambda: open_sessions(service, book, registry))
+    opened = open_in_background(partial(open_sessions, service, book, registry))
+    connection: Any = BoundedConnection if tls is None else partial(TlsConnection, tls)
     server = uvicorn.Server(
         uvicorn.Config(
             create_app(service, Principals(file, service), opened, book, registry),
@@ -97,10 +100,13 @@ def command(
             # It would say paths as strangers wrote them.
             access_log=False,
             server_header=False,
-            http=BoundedConnection,
+            http=connection,
+            # That of uvloop reads on where TLS has to read first.
+            loop="auto" if tls is None else "asyncio",
+            # Accepted at once, so that few are above the limit.
+            backlog=limit_connections() // 2,
             # Else a client that never ends its request keeps the process.
             timeout_graceful_shutdown=STOP_SECONDS,
-            **tls,
         )
     )
 
@@ -120,22 +126,21 @@ def command(
         opened.result()
 
 
-def _check_tls(certificate: Path | None, key: Path | None) -> dict[str, Any]:
-    """What the server needs for HTTPS. Raises `InvalidInput`."""
-    import ssl
-
+def _load_tls(certificate: Path | None, key: Path | None) -> ssl.SSLContext | None:
+    """What the server needs for HTTPS, if it has that. Raises `InvalidInput`."""
     if certificate is None and key is None:
-        return {}
+        return None
     if certificate is None or key is None:
         raise InvalidInput("TLS needs a certificate and its key: --tls-certificate and --tls-key")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key)
+        context.load_cert_chain(certificate, key)
     except (OSError, ssl.SSLError) as error:
         raise InvalidInput(
             f"{certificate} and {key} are no certificate and key in PEM that can be read "
             f"({type(error).__name__}); correct them"
         ) from None
-    return {"ssl_certfile": str(certificate), "ssl_keyfile": str(key)}
+    return context
 
 
 def _log_requests() -> None:

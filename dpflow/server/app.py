@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator
-from concurrent.futures import Future
 from contextlib import asynccontextmanager
 
 from fastapi import APIRouter, FastAPI, Request, Response
@@ -23,7 +22,7 @@ from dpflow.server.budget_page import PLACE, make_budget_page
 from dpflow.server.data_service import Charged, DataService
 from dpflow.server.jobs import Jobs
 from dpflow.server.metrics import CONTENT_TYPE, Metrics
-from dpflow.server.predictions import Sessions, is_ready, open_now
+from dpflow.server.predictions import Opening, is_ready, open_now
 from dpflow.server.principals import Principals
 from dpflow.server.refusals import (
     Refused,
@@ -60,8 +59,11 @@ async def check_health() -> Status:
 
 @router.get("/readyz", responses=describe_errors(500, 503))
 def check_readiness(request: Request) -> Status:
-    """Readiness probe: 200 once models are learned and while the ledger can be read."""
-    open_now(request.app.state)
+    """Readiness probe: 200 once models are learned and while the ledger can be read. A session that keeps models from their
+    rows keeps nothing else.
+    """
+    if request.app.state.sessions.locked_by is None:
+        open_now(request.app.state)
     try:
         request.app.state.ledger.scopes()
     except LedgerUnavailable:
@@ -114,7 +116,7 @@ async def watch_copies(data: DataService) -> None:
 def create_app(
     service: Service,
     principals: Principals,
-    sessions: Future[Sessions],
+    sessions: Opening,
     ledger: Ledger,
     registry: Registry,
 ) -> FastAPI:

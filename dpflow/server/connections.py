@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import resource
+import ssl
 from typing import Any
 
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
@@ -22,6 +23,15 @@ def limit_connections() -> int:
     return _MAX_CONNECTIONS if soft < 0 else min(_MAX_CONNECTIONS, soft // 2)
 
 
+def _make_room(connections: set[Any]) -> None:
+    """End the connection that keeps the service waiting longest, where there are too many."""
+    if len(connections) > limit_connections():
+        longest = min((c for c in connections if c.waits), key=lambda c: c.waits_since)
+        # At once: its end is told later, and the next one who comes ends another.
+        connections.discard(longest)
+        longest.transport.abort()
+
+
 class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     """A connection that is closed when no head of a request arrives in time, or one that is too long. Where there are too
     many, the one that keeps the service waiting longest makes room for the next.
@@ -32,12 +42,9 @@ class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: Any) -> None:
         """Make room, and begin to wait."""
         super().connection_made(transport)
-        self._head_bytes, self._waits_since = 0, self.loop.time()
+        self._head_bytes, self.waits_since = 0, self.loop.time()
         self._timer = self.loop.call_later(HEAD_SECONDS, self._close_late)
-        if len(self.connections) > limit_connections():
-            waiting = [c for c in self.connections if isinstance(c, BoundedConnection)]
-            longest = min((c for c in waiting if c._waits), key=lambda c: c._waits_since)
-            longest.transport.abort()
+        _make_room(self.connections)
 
     def data_received(self, data: bytes) -> None:
         """Feed the parser; nothing bounds what that keeps of a head."""
@@ -49,7 +56,7 @@ class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def on_response_complete(self) -> None:
         """Wait for the next request."""
-        self._waits_since = self.loop.time()
+        self.waits_since = self.loop.time()
         super().on_response_complete()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -62,12 +69,80 @@ class BoundedConnection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         return self.cycle is None or bool(self.cycle.response_complete)
 
     @property
-    def _waits(self) -> bool:
+    def waits(self) -> bool:
+        """Whether the client has to send something next."""
         return self._waits_for_head or bool(self.cycle.more_body)
 
     def _close_late(self) -> None:
-        left = self._waits_since + HEAD_SECONDS - self.loop.time()
+        left = self.waits_since + HEAD_SECONDS - self.loop.time()
         if self._waits_for_head and left <= 0:
             self.transport.abort()
             return
         self._timer = self.loop.call_later(left if left > 0 else HEAD_SECONDS, self._close_late)
+
+
+class TlsConnection(asyncio.Protocol):
+    """A connection while its client and the service agree on keys: counted, and closed in time, as any other. Behind that it
+    is a `BoundedConnection`. Works in asyncio's own event loop.
+
+    Args:
+        context: has the certificate.
+        terms: uvicorn's arguments of a connection.
+    """
+
+    #: Whether the client has to send something next.
+    waits = True
+    transport: Any
+
+    def __init__(self, context: ssl.SSLContext, **terms: Any) -> None:
+        self._context, self._inner = context, BoundedConnection(**terms)
+        self._early, self._is_agreed, self._is_lost = b"", False, False
+
+    def connection_made(self, transport: Any) -> None:
+        """Begin to wait."""
+        # All that arrives is for the handshake, which reads on.
+        transport.pause_reading()
+        self.transport, self.waits_since = transport, self._inner.loop.time()
+        self._inner.connections.add(self)
+        _make_room(self._inner.connections)
+        self._task = self._inner.loop.create_task(self._agree())
+
+    async def _agree(self) -> None:
+        # Others may have come in the same turn.
+        if self._is_lost or self.transport.is_closing():
+            return
+        try:
+            inside = await self._inner.loop.start_tls(
+                self.transport,
+                self,
+                self._context,
+                server_side=True,
+                ssl_handshake_timeout=HEAD_SECONDS,
+            )
+        # A time-out, an end, or no TLS at all.
+        except OSError:
+            inside = None
+        self._inner.connections.discard(self)
+        if inside is None or self._is_lost:
+            self.transport.abort()
+            return
+        self._is_agreed = True
+        inside.set_protocol(self._inner)
+        self._inner.connection_made(inside)
+        if self._early:
+            self._inner.data_received(self._early)
+
+    def data_received(self, data: bytes) -> None:
+        """Keep what comes together with the handshake's end."""
+        self._early += data
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop waiting."""
+        self._is_lost = True
+        self._inner.connections.discard(self)
+        if self._is_agreed:
+            self._inner.connection_lost(exc)
+
+    def shutdown(self) -> None:
+        """The service stops."""
+        self.transport.abort()

@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Any
 
 from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
@@ -32,7 +31,6 @@ from dpflow.core.contract.results import NONE
 from dpflow.core.contract.strict_models import require_values
 from dpflow.engine.planning.precheck import ALREADY_PAID, SOURCE_AWAY, find_source_fault
 from dpflow.engine.releases.execute import (
-    SEALED_REQUEST,
     check_scope,
     find_lock,
     release,
@@ -53,7 +51,6 @@ from dpflow.errors import (
     DatasetLocked,
     DpflowError,
     InvalidInput,
-    LedgerCorrupt,
     LedgerUnavailable,
     PlanRefused,
     RetryConflict,
@@ -75,35 +72,18 @@ from dpflow.server.principals import Caller
 from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
-from dpflow.server.service import Door, Service
+from dpflow.server.sealed_requests import Kind, SealedRequests, find_door
+from dpflow.server.service import Service
 from dpflow.server.sessions import find_session, plan_questions
 
 log = logging.getLogger("dpflow")
 Body = Mapping[str, Any]
+#: A query's text, options and tables, and its parameters.
+Question = tuple[str, dict[str, Any], list[Table], Any]
 #: By request: the id of each of its releases or of its session, with its attempts and answers.
 Charged = Mapping[str, frozenset[tuple[str, int, int]]]
-#: What is asked, with the door that it needs. A task's request says for which run of its DAG it is.
-Kind = Literal[
-    "sql",
-    "release",
-    "session",
-    "gate",
-    "contract",
-    "sql task",
-    "release task",
-    "load task",
-    "contract task",
-]
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
-#: Newest entries of the history in which a job of another process is looked for, and such jobs that are remembered.
-_RECENT_ENTRIES, _MAX_KNOWN = 1000, 200
-_SEALED, _JOB = "service request", "service job"
-
-
-def _find_door(kind: Kind) -> Door:
-    door = kind.removesuffix(" task")
-    return cast(Door, "release" if door == "session" else door)
 
 
 class DataService:
@@ -134,8 +114,7 @@ class DataService:
         self.gates = load_gates(service, ledger, registry)
         self.publications = Publications(service.published, ledger)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
-        # Requests of other processes' jobs, by the job's id.
-        self._elsewhere: OrderedDict[str, str] = OrderedDict()
+        self._requests = SealedRequests(ledger)
 
     # --- plans ------------------------------------------------------------------------------------
 
@@ -148,7 +127,7 @@ class DataService:
     def explain(self, caller: Caller, body: Body) -> Reply:
         """How a query would be answered, what it would cost and how exact it would be."""
         caller.require_door("sql")
-        plan = self._plan_sql(caller, body)
+        plan = self._plan_sql(self._read_question(caller, body))
         if plan.source_problem:
             plan = replace(plan, source_problem=SOURCE_AWAY)
         return plan.explain(self._ledger)
@@ -187,9 +166,9 @@ class DataService:
         # No path is left in it, so no place is searched.
         return parse_request(fields, Path("/"))
 
-    def _plan_sql(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:
+    def _plan_sql(self, question: Question, *, look_up: bool = True) -> SqlPlan:
         plan = plan_sql(
-            *self._read_question(caller, body),
+            *question,
             self._ledger,
             self._registry,
             look_up=look_up,
@@ -201,12 +180,13 @@ class DataService:
             )
         return plan
 
-    def _read_question(
-        self, caller: Caller, body: Body
-    ) -> tuple[str, dict[str, Any], list[Table], Any]:
+    def _read_question(self, caller: Caller, body: Body) -> Question:
         """A query's text, its options with the scope that pays, the caller's tables, and parameters."""
         text, options = body["query"], dict(body.get("options", {}))
-        written = read_source(text, options.get("dialect")).options.get("scope")
+        written = None
+        # The plan reads it again, so it is read here only where it may name one.
+        if "scope" in text.casefold():
+            written = read_source(text, options.get("dialect")).options.get("scope")
         scope = self._find_scope(caller, options.pop("scope", None), written)
         if written is None:
             options["scope"] = scope
@@ -251,16 +231,15 @@ class DataService:
                 raise Refused(
                     413, "too_large", f"a request has at most {MAX_REQUEST} characters; shorten it"
                 )
-            sealed = self._ledger.seal(text, _SEALED)
+            sealed = self._requests.seal(text)
         newest = self._ledger.newest_entry()
         query = self._plan_query(caller, kind, body, sealed)
         unsettled = self._list_unsettled(query.planned)
         if not unsettled and not query.always_job:
             return query.answer()
         is_charged = self._require_payable(caller, unsettled)
-        job_id = self._identify_job(text)
-        stored = [self._ledger.find(run.key(plan)) for plan, run in unsettled]
-        if any(self._is_exhausted(record, text) for record in stored if record is not None):
+        job_id = self._requests.identify_job(text)
+        if any(record and self._is_exhausted(record, text) for _, record in unsettled):
             return Job(job_id, caller.name, query.source, dict, is_charged=True, is_elsewhere=True)
 
         def answer() -> Reply:
@@ -276,28 +255,11 @@ class DataService:
         unknown one.
         """
         job = self._jobs.find(job_id, caller.name)
-        if job is None and (text := self._find_request(caller, job_id)):
+        if job is None and (text := self._requests.find(caller.name, job_id)):
             job = self._find_elsewhere(caller, job_id, text)
         if job is None:
             raise refuse_unknown_job()
         return job
-
-    def _identify_job(self, text: str) -> str:
-        return self._ledger.commitment(text.encode(), _JOB)[:32]
-
-    def _find_request(self, caller: Caller, job_id: str) -> str | None:
-        """A request of the caller that some process charged lately, by its job's id."""
-        if (known := self._elsewhere.get(job_id)) is None:
-            for entry in reversed(self._ledger.history(limit=_RECENT_ENTRIES)):
-                if entry.kind not in ("reserve", "session") or entry.principal != caller.name:
-                    continue
-                text = self._open_request(json.loads(str(entry.body["request"])), entry.release_id)
-                if text is not None and self._identify_job(text) == job_id:
-                    known = self._elsewhere[job_id] = text
-                    break
-            while len(self._elsewhere) > _MAX_KNOWN:
-                self._elsewhere.popitem(last=False)
-        return known if known is not None and json.loads(known)[0] == caller.name else None
 
     def _find_elsewhere(self, caller: Caller, job_id: str, text: str) -> Job | None:
         """What the ledger says of another process's job: it runs, or has its answer. None where a declaration or grant
@@ -305,11 +267,12 @@ class DataService:
         """
         _, kind, body = json.loads(text)
         self._require_allowed(caller, kind, body)
-        query = self._plan_query(caller, kind, body, self._ledger.seal(text, _SEALED))
-        if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
+        query = self._plan_query(caller, kind, body, self._requests.seal(text))
+        unsettled = self._list_unsettled(query.planned)
+        if any(record is None for _, record in unsettled):
             return None
         job = Job(job_id, caller.name, query.source, query.answer, is_elsewhere=True)
-        if not self._list_unsettled(query.planned):
+        if not unsettled:
             job.run()
         return job
 
@@ -319,18 +282,8 @@ class DataService:
         """
         if record.settled or record.attempts < self._service.max_attempts:
             return False
-        opened_by = self._open_request(record.request, record.release_id)
+        opened_by = self._requests.open(record.request, record.release_id)
         return record.state != "open" or text == opened_by
-
-    def _open_request(self, request: Mapping[str, Any], release_id: str) -> str | None:
-        if (sealed := request.get(SEALED_REQUEST)) is None:
-            return None
-        # Whoever may charge writes requests; one that was sealed elsewhere stops nobody.
-        try:
-            return self._ledger.unseal(str(sealed), _SEALED)
-        except LedgerCorrupt:
-            log.warning("the request of release %s cannot be opened", release_id)
-            return None
 
     def cancel_job(self, caller: Caller, job_id: str) -> Job:
         """Take back the caller's job, if it waits and nothing was charged for it. Raises as `find_job`."""
@@ -344,32 +297,57 @@ class DataService:
         """
         found: dict[str, set[tuple[str, int, int]]] = {}
         for record in [*self._ledger.reserved_releases(), *self._ledger.open_sessions()]:
-            text = self._open_request(record.request, record.release_id)
-            if text is None or (record.state == "open" and not self._is_interrupted(text)):
+            text = self._requests.open(record.request, record.release_id)
+            if record.state == "open" and not self._is_interrupted(record, text):
                 continue
-            found.setdefault(text, set()).add((record.release_id, record.attempts, record.answers))
+            if text is not None:
+                charge = record.release_id, record.attempts, record.answers
+                found.setdefault(text, set()).add(charge)
         return {text: frozenset(releases) for text, releases in found.items()}
 
-    def _is_interrupted(self, text: str) -> bool:
-        """Whether a session has no answer yet to a question of the request that opened it, and is to give one."""
+    def _is_interrupted(self, record: ReleaseRecord, text: str | None) -> bool:
+        """Whether a session has no answer yet to a question of the request that opened it, and is to give one. The log
+        names one that keeps rows from others and that its principal cannot ask here any more.
+        """
         try:
-            return bool(self._find_unanswered(text)[1])
+            return bool(self._find_unanswered(record, text)[1])
         except LedgerUnavailable:
             raise
-        # It is planned otherwise now.
-        except DpflowError:
+        except DpflowError as error:
+            mechanism = self._registry.mechanisms.get(str(record.request.get("mechanism")))
+            if getattr(mechanism, "locks_dataset", False):
+                self._requests.log_once(
+                    f"session {record.release_id} of {record.principal} keeps its rows from all other releases, and nobody can "
+                    f"ask it here: {error}. Mend that and restart, or close it: "
+                    f"dpflow ledger resolve {record.release_id}"
+                )
             return False
 
-    def _find_unanswered(self, text: str) -> tuple[Session | None, list[str]]:
+    def _find_unanswered(
+        self, record: ReleaseRecord, text: str | None
+    ) -> tuple[Session | None, list[str]]:
+        """A session, and which questions of the request that opened it have no answer; none of a gate's.
+
+        Raises `DpflowError`, such as `PlanRefused`, where its principal cannot ask it here.
+        """
+        terms = self._service.principals.get(record.principal)
+        if text is None and terms is not None and "gate" in terms.doors:
+            return None, []
+        if text is None:
+            raise PlanRefused(
+                "it was opened elsewhere, or as a gate by a principal without that door"
+            )
         name, kind, body = json.loads(text)
-        caller = self._find_caller(name, kind)
-        planned = None if caller is None else self._plan_release(caller, body["session"])
-        session = planned and find_session(planned, self._ledger, self._registry)
-        return session, session.list_unanswered(body["queries"]) if session else []
+        if (caller := self._find_caller(name, kind)) is None:
+            raise PlanRefused(f"the service file gives {name} no door {find_door(kind)}")
+        planned = self._plan_release(caller, body["session"])
+        if (session := find_session(planned, self._ledger, self._registry)) is None:
+            raise PlanRefused("its declaration, scope or grant changed, so that it is another plan")
+        return session, session.list_unanswered(body["queries"])
 
     def _find_caller(self, name: str, kind: Kind) -> Caller | None:
         terms = self._service.principals.get(name)
-        return None if terms is None or _find_door(kind) not in terms.doors else Caller(name, terms)
+        return None if terms is None or find_door(kind) not in terms.doors else Caller(name, terms)
 
     def _answer(self, query: Query) -> Reply:
         """Raises `Refused` where a session keeps the rows from others: whether a retry helps depends on whether that
@@ -379,8 +357,8 @@ class DataService:
             return query.answer()
         except DatasetLocked as error:
             record = self._ledger.release(error.session_id)
-            text = self._open_request(record.request, record.release_id)
-            if record.state != "open" or (text is not None and self._is_interrupted(text)):
+            text = self._requests.open(record.request, record.release_id)
+            if record.state != "open" or self._is_interrupted(record, text):
                 raise refuse_for_now(
                     "a session on the same data is being answered; send the request again, which charges nothing twice"
                 ) from None
@@ -398,35 +376,38 @@ class DataService:
         for text, releases in charged.items():
             name, kind, body = json.loads(text)
             if max(attempts for _, attempts, _ in releases) >= self._service.max_attempts:
-                job = self._jobs.find(self._identify_job(text), name)
+                job = self._jobs.find(self._requests.identify_job(text), name)
                 if are_lapsed and (job is None or job.done.done()):
                     self._give_up(text, releases)
                 continue
+            ids = sorted(release_id for release_id, *_ in releases)
             if (caller := self._find_caller(name, kind)) is None:
-                log.warning("a charged request of %s is not finished: it has no such door", name)
+                self._requests.log_once(
+                    f"{name} paid for {', '.join(ids)}, which has no result: the service file gives it no door "
+                    f"{find_door(kind)}. Mend that and restart, or close it: dpflow ledger resolve {ids[0]}"
+                )
                 continue
-            self._resume(caller, kind, body, text, [release_id for release_id, *_ in releases])
+            self._resume(caller, kind, body, text, ids)
 
     def _give_up(self, text: str, releases: frozenset[tuple[str, int, int]]) -> None:
         """Settle charges without a result: each process that drew for them died."""
-        session, unanswered = None, list[str]()
-        if json.loads(text)[1] == "session":
-            session, unanswered = self._find_unanswered(text)
         for release_id, attempts, _ in releases:
             failure = f"{attempts} tries ended"
             log.error("release %s has no result: %s before one", release_id, failure)
             # Its owner or who asks has decided meanwhile.
-            with suppress(RetryConflict, SessionClosed):
-                if session is None:
+            with suppress(RetryConflict, SessionClosed, PlanRefused):
+                if json.loads(text)[1] != "session":
                     held = Reservation(release_id, attempts, settled=False)
                     self._ledger.settle(held, NONE.to_json(), failure=failure)
-                elif unanswered:
+                    continue
+                session, unanswered = self._find_unanswered(self._ledger.release(release_id), text)
+                if session is not None and unanswered:
                     session.give_up(unanswered[0], failure)
 
     def _resume(
         self, caller: Caller, kind: Kind, body: Body, text: str, charged: Sequence[str]
     ) -> None:
-        sealed = self._ledger.seal(text, _SEALED)
+        sealed = self._requests.seal(text)
 
         def finish() -> Reply:
             query = self._plan_query(caller, kind, body, sealed)
@@ -445,14 +426,16 @@ class DataService:
         try:
             source = self._plan_query(caller, kind, body, sealed).source
         except DpflowError as error:
-            log.warning("a charged request of %s cannot be finished now: %s", caller.name, error)
+            self._requests.log_once(
+                f"a charged request of {caller.name} cannot be finished now: {error}"
+            )
             return
-        job_id = self._identify_job(text)
+        job_id = self._requests.identify_job(text)
         self._jobs.submit(Job(job_id, caller.name, source, finish, is_charged=True))
 
     def _require_allowed(self, caller: Caller, kind: Kind, body: Body) -> None:
         """Raises `Refused` unless the caller may ask this."""
-        caller.require_door(_find_door(kind))
+        caller.require_door(find_door(kind))
         if "task" in kind:
             caller.require_dag(body["run"]["dag_id"])
 
@@ -481,7 +464,7 @@ class DataService:
         kept = KeptAnswer(*question, self._ledger, self._registry, self._service.public)
         if (known := kept.find()) is not None:
             return Query("", [], known.to_wire)
-        plan = self._plan_answer(caller, body)
+        plan = self._plan_answer(question)
 
         def identify(position: int) -> RunIdentity:
             run = identify_query(plan.parts[position].plan, caller.name)
@@ -502,8 +485,8 @@ class DataService:
             answer,
         )
 
-    def _plan_answer(self, caller: Caller, body: Body, *, look_up: bool = True) -> SqlPlan:
-        plan = self._plan_sql(caller, body, look_up=look_up)
+    def _plan_answer(self, question: Question, *, look_up: bool = True) -> SqlPlan:
+        plan = self._plan_sql(question, look_up=look_up)
         if plan.source.explain:
             raise InvalidInput("EXPLAIN asks for a plan; send it to /v1/explain, or drop EXPLAIN")
         return plan
@@ -546,7 +529,7 @@ class DataService:
         return Query(planned[0][0].table.place, planned, answer)
 
     def _make_task_query(self, caller: Caller, body: Body, sealed: str) -> Query:
-        plan = self._plan_answer(caller, body, look_up=False)
+        plan = self._plan_answer(self._read_question(caller, body), look_up=False)
         if plan.settings.revision is not None:
             raise InvalidInput(
                 "the query names a revision, and in a task each run draws for itself; leave revision out, and use "
@@ -564,22 +547,26 @@ class DataService:
 
         return Query(plan.tables[0].place, planned, answer)
 
-    def _list_unsettled(self, planned: Sequence[Planned]) -> list[Planned]:
-        """What no settled release of the same run answers."""
-        found = [(plan, run, self._ledger.find(run.key(plan))) for plan, run in planned]
-        return [(plan, run) for plan, run, stored in found if stored is None or not stored.settled]
+    def _list_unsettled(
+        self, planned: Sequence[Planned]
+    ) -> list[tuple[Plan, ReleaseRecord | None]]:
+        """What no settled release of the same run answers, each with what was charged for it, if anything was."""
+        found = [(plan, self._ledger.find(run.key(plan))) for plan, run in planned]
+        return [(plan, stored) for plan, stored in found if stored is None or not stored.settled]
 
     def _describe_planned(self, planned: Planned) -> str:
         plan, run = planned
         is_paid = self._ledger.find(run.key(plan)) is not None
         return describe_charge(plan) + ("; it was paid before and is free" if is_paid else "")
 
-    def _require_payable(self, caller: Caller, unsettled: Sequence[Planned]) -> bool:
+    def _require_payable(
+        self, caller: Caller, unsettled: Sequence[tuple[Plan, ReleaseRecord | None]]
+    ) -> bool:
         """Refuse at once what the charge would refuse. Whether something of it was charged before.
 
         Raises `PlanRefused` or `BudgetExceeded`.
         """
-        new = [plan for plan, run in unsettled if self._ledger.find(run.key(plan)) is None]
+        new = [plan for plan, stored in unsettled if stored is None]
         is_charged = len(new) < len(unsettled)
         if not new:
             return is_charged

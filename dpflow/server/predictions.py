@@ -10,7 +10,9 @@ answers; then each may have a budget of its own, and each budget bounds what its
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Annotated, Any
@@ -24,7 +26,7 @@ from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import load_request
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import InvalidInput
+from dpflow.errors import DatasetLocked, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.server.bodies import DistinctKeysRoute
@@ -32,7 +34,32 @@ from dpflow.server.principals import Caller, Who
 from dpflow.server.refusals import Refused, describe_errors, refuse_for_now
 from dpflow.server.service import Service
 
+log = logging.getLogger("dpflow")
+#: Before it is tried again to open sessions on rows that another session locks.
+LOCKED_SECONDS = 5
 Sessions = Mapping[str, PredictionSession]
+
+
+class Opening(Future[Sessions]):
+    """Sessions, once they are open.
+
+    Attributes:
+        locked_by: what keeps them from opening now: a session that locks their rows. All else is served meanwhile.
+    """
+
+    locked_by: DatasetLocked | None = None
+
+    def wait_unlocked(self, error: DatasetLocked) -> None:
+        """Say in the log what is waited for, and wait a little."""
+        known, self.locked_by = self.locked_by, error
+        if known is None or known.session_id != error.session_id:
+            log.warning(
+                "all is served but predictions: session %s locks their rows till it is used up, or closed "
+                "(dpflow ledger resolve %s)",
+                error.session_id,
+                error.session_id,
+            )
+        time.sleep(LOCKED_SECONDS)
 
 
 class PredictionRequest(BaseModel):
@@ -75,15 +102,17 @@ class SessionView(BaseModel):
     predictions_left: int
 
 
-def is_ready(sessions: Future[Sessions]) -> bool:
+def is_ready(sessions: Opening) -> bool:
     """Whether sessions are open."""
     return sessions.done() and not sessions.cancelled() and sessions.exception() is None
 
 
 def open_now(state: Any) -> Sessions:
-    """All sessions. Raises `Refused` while models are learned, and if they could not be."""
-    sessions: Future[Sessions] = state.sessions
+    """All sessions. Raises `Refused` while models are learned, and if they could not be; `DatasetLocked`."""
+    sessions: Opening = state.sessions
     if not sessions.done():
+        if sessions.locked_by is not None:
+            raise sessions.locked_by
         raise refuse_for_now("models are being learned; repeat the request later", seconds=5)
     # The command ends with the error itself.
     if not is_ready(sessions):
@@ -144,19 +173,23 @@ def require_numbers(features: Sequence[Mapping[str, Any]], points: Sequence[Sequ
                 )
 
 
-@router.get("/v1/session", responses=describe_errors(401, 403, 422, 429, 500, 503))
+@router.get("/v1/session", responses=describe_errors(401, 403, 409, 422, 429, 500, 503))
 def view_session(request: Request, caller: Who) -> SessionView:
     """What may be asked, what a prediction costs and how many are left."""
     return SessionView(**find_session(request.app.state, caller).describe())
 
 
 def open_sessions(
-    service: Service, ledger: Ledger, registry: Registry
-) -> Mapping[str, PredictionSession]:
+    service: Service, ledger: Ledger, registry: Registry, opening: Opening | None = None
+) -> Sessions:
     """Every principal's session, charged or resumed; all answer from one set of models.
+
+    Args:
+        opening: what waits where another session locks the rows.
 
     Raises:
         BudgetExceeded: a scope cannot pay; the sessions before it are open and will be resumed.
+        DatasetLocked: another session locks the rows, and nothing waits.
         InvalidInput: the session file does not plan.
         PlanRefused: two principals would not learn the same models; nothing was charged.
     """
@@ -177,12 +210,18 @@ def open_sessions(
         plans[name] = make_plan(request_of_principal, registry, ledger)
         # Before any session is charged.
         require_same_models(plans[name], next(iter(plans.values())))
-    sessions = {
-        name: PredictionSession.open(
-            plan, ledger, run_identity=RunIdentity.of_request(plan.request, name)
-        )
-        for name, plan in plans.items()
-    }
+    sessions: dict[str, PredictionSession] = {}
+    while len(sessions) < len(plans):
+        name = list(plans)[len(sessions)]
+        run = RunIdentity.of_request(plans[name].request, name)
+        try:
+            sessions[name] = PredictionSession.open(plans[name], ledger, run_identity=run)
+        except DatasetLocked as error:
+            if opening is None:
+                raise
+            opening.wait_unlocked(error)
+    if opening is not None:
+        opening.locked_by = None
     first, *others = sessions.values()
     # Once for all sessions: what was learned depends on rows, not on who asks.
     first.learn_models()
@@ -191,15 +230,13 @@ def open_sessions(
     return sessions
 
 
-def open_in_background(
-    opening: Callable[[], Mapping[str, PredictionSession]],
-) -> Future[Mapping[str, PredictionSession]]:
+def open_in_background(opening: Callable[[Opening], Sessions]) -> Opening:
     """Sessions that another thread opens: a server says meanwhile that it is not ready."""
-    opened: Future[Mapping[str, PredictionSession]] = Future()
+    opened = Opening()
 
     def run() -> None:
         try:
-            opened.set_result(opening())
+            opened.set_result(opening(opened))
         except BaseException as error:  # noqa: BLE001  whoever waits raises it
             opened.set_exception(error)
 

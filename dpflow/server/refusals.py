@@ -184,12 +184,16 @@ def make_refusal(error: BaseException) -> Refused:
     if isinstance(error, Refused):
         return error
     if isinstance(error, DatasetLocked):
+        log.warning(
+            "session %s keeps its rows from a request; dpflow ledger resolve closes it",
+            error.session_id,
+        )
         # Its own text names the scope of another principal.
         return Refused(
             409,
             "data_locked",
-            "a session is open on this data, and nobody else reads it until that is used up or the service's owner closes it; "
-            "nothing was charged twice",
+            "a session is open on this data, and nobody else reads it until that is used up or the service's owner, whose log names "
+            "it, closes it; nothing was charged twice",
             cause=DatasetLocked,
         )
     for kind, status, word in _OWN_TEXTS:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
-from service_world import AGES, COSTS, RELEASE, SESSION, ServiceWorld, settle
+import yaml
+from service_world import AGES, COSTS, RELEASE, SESSION, Server, ServiceWorld, settle
 from starlette.testclient import TestClient
 
 from dpflow import fault_points
@@ -103,6 +106,100 @@ def test_a_session_that_waits_for_questions_locks_its_rows(tmp_path: Path) -> No
         assert settle(ann, "sessions", BOTH).status_code == 200
         assert settle(bob, "release", RELEASE).status_code == 200
     assert "retry" not in kinds(world)
+
+
+def take(world: ServiceWorld, **terms: Any) -> None:
+    """Change what the service file gives ann; nothing given takes her out of it."""
+    service = yaml.safe_load(world.file.read_text())
+    ann = service["principals"].pop("ann")
+    if terms:
+        service["principals"]["ann"] = ann | terms
+    world.file.write_text(yaml.safe_dump(service))
+
+
+def change_declaration(world: ServiceWorld) -> None:
+    file = world.folder / "visits.yml"
+    table = yaml.safe_load(file.read_text())
+    table["contribution_bounds"]["rows"] += 1
+    file.write_text(yaml.safe_dump(table))
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (take, "gives ann no door release"),
+        (partial(take, doors=["sql"]), "gives ann no door release"),
+        (partial(take, tables=["secret"]), "no table 'visits'"),
+        (partial(take, scope="visits/bob"), "another plan"),
+        (change_declaration, "another plan"),
+    ],
+    ids=["principal", "door", "table", "scope", "declaration"],
+)
+def test_a_session_that_nobody_can_go_on_with_is_named(
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[ServiceWorld], None],
+    said: str,
+) -> None:
+    """Its process died, and its principal may not ask it any more: the log says once which session locks its rows, and why;
+    others hear that no retry helps, till the owner closes it.
+    """
+    world = ServiceWorld(tmp_path, lease_seconds=0.2)
+    with world.test_client("ann") as first, stuck(first, "session.after-commit", times=0):
+        (session,) = world.ledger.open_sessions()
+        change(world)
+        with world.test_client("bob") as bob:
+            time.sleep(1)
+            named = [line for line in caplog.messages if session.release_id in line]
+            assert len(named) == 1 and said in named[0]
+            assert f"dpflow ledger resolve {session.release_id}" in named[0]
+            refused = settle(bob, "release", RELEASE)
+            assert (refused.status_code, refused.json()["error"]) == (409, "data_locked")
+            assert "whose log names it" in refused.json()["message"] and "ann" not in refused.text
+            world.ledger.resolve(session.release_id, reason="left", principal="owner")
+            assert settle(bob, "release", RELEASE).status_code == 200
+    assert world.ledger.verify().ok
+
+
+def test_predictions_wait_for_a_session_that_locks_their_rows(tmp_path: Path) -> None:
+    """A service that predicts from now on starts beside a session with answers left: all else is served, predictions are
+    refused as long as it is open, and come without another start.
+    """
+    world = ServiceWorld(tmp_path)
+    with world.test_client("ann") as ann:
+        assert settle(ann, "sessions", BOTH | {"queries": [AGES]}).status_code == 200
+    (session,) = world.ledger.open_sessions()
+    where = {
+        "name": "where",
+        "mechanism": "predict_vote",
+        "table": "visits.yml",
+        "scope": "visits/bob",
+        "params": {"features": ["age"], "label": "city", "epsilon": "10", "predictions": 3, "shards": 10, "learner": "GaussianNB"},
+    }  # fmt: skip
+    (tmp_path / "where.yml").write_text(yaml.safe_dump(where))
+    service = yaml.safe_load(world.file.read_text()) | {"predict": {"session": "where.yml"}}
+    service["principals"]["bob"]["doors"].append("predict")
+    world.file.write_text(yaml.safe_dump(service))
+    wait = "import dpflow.server.predictions as p; p.LOCKED_SECONDS = 0.2"
+    server = Server(world.file, prelude=wait)
+    try:
+        with server.client("bob") as bob, server.client("ann") as ann:
+            refused = bob.get("/v1/session")
+            assert (refused.status_code, refused.json()["error"]) == (409, "data_locked")
+            point = {"points": [[3]]}
+            assert bob.post("/v1/predictions", json=point).status_code == 409
+            assert settle(bob, "release", RELEASE).status_code == 409
+            assert settle(ann, "sessions", BOTH).status_code == 200
+            assert settle(bob, "release", RELEASE).status_code == 200
+            deadline = time.monotonic() + 60
+            while (answer := bob.post("/v1/predictions", json=point)).status_code in (409, 503):
+                assert time.monotonic() < deadline
+                time.sleep(0.2)
+            assert answer.status_code == 200 and answer.json()["predictions_left"] == 2
+    finally:
+        server.stop()
+    assert server.log.count(f"dpflow ledger resolve {session.release_id}") == 1
+    assert "served but predictions" in server.log and world.ledger.verify().ok
 
 
 def test_a_question_that_kills_every_process_ends(tmp_path: Path) -> None:

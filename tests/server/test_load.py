@@ -8,8 +8,6 @@ import ipaddress
 import json
 import socket
 import ssl
-import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -25,7 +23,6 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from service_world import TOKENS, Server, ServiceWorld, headers_of
 
 from dpflow.client.remote import RemoteClient
-from dpflow.demo.airflow_environment import find_free_port
 from dpflow.errors import ServiceUnavailable
 
 #: What one of the requests costs, in thousandths; more principals than one fill the queue.
@@ -184,37 +181,45 @@ def write_certificate(folder: Path) -> Path:
     return file
 
 
+def test_strangers_who_speak_no_tls_keep_nobody_out(tmp_path: Path) -> None:
+    """More connections than the process has file descriptors, which begin no handshake, or half of one, or are no TLS at
+    all: the oldest make room, and the rest is closed soon.
+    """
+    certificate = write_certificate(tmp_path)
+    server = Server(ServiceWorld(tmp_path).file, prelude=FEW, certificate=certificate)
+    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+    for number, connection in enumerate(idle):
+        with contextlib.suppress(ConnectionError):
+            connection.sendall(
+                (b"", b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/1.1\r\n\r\n")[number % 3]
+            )
+    with server.client("ann") as client:
+        assert client.get("/v1/tables").status_code == 200
+        assert all(is_closed(connection) for connection in idle)
+        assert client.get("/v1/tables").status_code == 200
+    late = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(10)]
+    server.stop()
+    assert all(is_closed(connection) for connection in late)
+    assert "Traceback" not in server.log, server.log
+
+
 def test_a_service_with_tls_answers_nothing_in_the_clear(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A client asks by HTTPS where it trusts the certificate, and sends nothing where it does not; old protocols are refused."""
     world, certificate = ServiceWorld(tmp_path), write_certificate(tmp_path)
-    port = find_free_port()
-    options = ["--host", "0.0.0.0", "--port", str(port), "--tls-certificate", str(certificate)]
-    options += ["--tls-key", str(tmp_path / "key.pem")]
-    process = subprocess.Popen(
-        [sys.executable, "-c", "from dpflow.cli import main; main()", "serve", str(world.file), *options],
-        stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    server = Server(world.file, certificate=certificate)
     try:
-        url, trust = f"https://127.0.0.1:{port}", ssl.create_default_context(cafile=certificate)
-        deadline = time.monotonic() + 120
-        while True:
-            with contextlib.suppress(httpx.TransportError):
-                if httpx.get(f"{url}/readyz", verify=trust).status_code == 200:
-                    break
-            assert process.poll() is None and time.monotonic() < deadline
-            time.sleep(0.1)
         with pytest.raises(httpx.TransportError):
-            httpx.get(f"http://127.0.0.1:{port}/readyz")
-        client = RemoteClient(url, TOKENS["ann"][0])
+            httpx.get(f"http://127.0.0.1:{server.port}/readyz")
+        client = RemoteClient(server.url, TOKENS["ann"][0])
         with pytest.raises(ServiceUnavailable):
             client.settle("release", ask(1))
         monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
-        client = RemoteClient(url, TOKENS["ann"][0])
+        client = RemoteClient(server.url, TOKENS["ann"][0])
         assert client.settle("release", ask(1))["name"] == "n1"
         assert (
-            ssl.get_server_certificate(("127.0.0.1", port)).split()
+            ssl.get_server_certificate(("127.0.0.1", server.port)).split()
             == certificate.read_text().split()
         )
         old = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -222,8 +227,8 @@ def test_a_service_with_tls_answers_nothing_in_the_clear(
         old.set_ciphers("ALL:@SECLEVEL=0")
         with warnings.catch_warnings(action="ignore"):
             old.minimum_version = old.maximum_version = ssl.TLSVersion.TLSv1_1
-        with pytest.raises(OSError), socket.create_connection(("127.0.0.1", port)) as connection:
+        address = "127.0.0.1", server.port
+        with pytest.raises(OSError), socket.create_connection(address) as connection:
             old.wrap_socket(connection)
     finally:
-        process.terminate()
-        process.wait(60)
+        server.stop()

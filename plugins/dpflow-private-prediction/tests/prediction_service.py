@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
 from typing import Any
 
 import yaml
@@ -11,7 +10,7 @@ from starlette.testclient import TestClient
 
 from dpflow.registry import Registry
 from dpflow.server.app import create_app
-from dpflow.server.predictions import Sessions, open_sessions
+from dpflow.server.predictions import Opening, Sessions, open_sessions
 from dpflow.server.principals import Principals
 from dpflow.server.service import load_service, new_token
 from dpflow.tables.access.declarations import load_table
@@ -56,7 +55,7 @@ class Served:
 
     def start(self, sessions: Sessions | None) -> TestClient:
         """A server of the file as it is now; None: one whose models are being learned."""
-        self.opened: Future[Sessions] = Future()
+        self.opened = Opening()
         if sessions is not None:
             self.opened.set_result(sessions)
         service = load_service(self.file)
