@@ -66,8 +66,15 @@ def _parse_once(text: str, texts_only: bool) -> Any:
 
 
 def parse_json(text: str | bytes) -> Any:
-    """What a JSON text says. Raises ValueError, also where an object has a key twice."""
-    return json.loads(text, object_pairs_hook=_make_object)
+    """What a JSON text says, with or without a byte order mark. Raises ValueError, also where an object has a
+    key twice, or brackets are nested too deep.
+    """
+    if isinstance(text, str):
+        text = text.removeprefix("\ufeff")
+    try:
+        return json.loads(text, object_pairs_hook=_make_object)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
 
 
 def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

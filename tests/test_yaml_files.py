@@ -58,6 +58,10 @@ def test_json_and_words_of_a_command_line() -> None:
     with pytest.raises(ValueError, match="'a' is written twice"):
         parse_json('{"x": [{"a": 1, "a": 2}]}')
     assert parse_json('{"x": [{"a": 1}, {"a": 2}]}') == {"x": [{"a": 1}, {"a": 2}]}
+    # As editors on Windows write a file.
+    assert parse_json("\ufeff{}") == parse_json("\ufeff{}".encode()) == parse_yaml("\ufeff{}") == {}
+    with pytest.raises(ValueError, match="nested too deep"):
+        parse_json("[" * 100_000)
     with pytest.raises(InvalidInput, match="'a' is written twice"):
         parse_words(["x={a: 1, a: 2}"])
 

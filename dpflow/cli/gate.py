@@ -31,6 +31,7 @@ from dpflow.engine.sessions.holdout_gate import (
     Promotes,
     asks_for_champions,
     check_submissions,
+    find_reviewed,
     join_outcomes,
     judge_all,
     require_gate,
@@ -286,6 +287,7 @@ def review(
     promoter = _make_promoter(plan, model, alias, champion, tracking_uri, None)
     if promoter is None:
         raise InvalidInput("say which champion: name --model or --champion")
+    find_reviewed(Session("", "", plan, book, Registry.load()), promoter)
     verdict = review_champion(_open(plan, book), promoter)
     if as_json:
         show_json(verdict)

@@ -160,9 +160,42 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
     assert content["versions"]["2"]["rolled_back"] == fallen["session"]
     with pytest.raises(InvalidInput, match="version 1 replaced none"):
         run(tiny, "review", fresh, "--champion", champion)
-    champion.write_text("[]")
-    with pytest.raises(InvalidInput, match="holds no champion"):
-        run(tiny, "submit", file, listed, "--champion", champion)
+
+
+VERSION = {"candidate": "c", "submission": "{}", "sessions": []}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        [],
+        {"champion": "1"},
+        {"champion": "1", "versions": []},
+        {"champion": ["1"], "versions": {}},
+        {"champion": "1", "versions": {"1": {"candidate": "c"}}},
+        {"champion": "1", "versions": {"1": VERSION | {"submission": None}}},
+        {"champion": "1", "versions": {"1": VERSION | {"sessions": "s"}}},
+        # Nothing to compare with, so whoever comes next would be the first champion.
+        {"champion": "1", "versions": {}},
+        {"champion": "2", "versions": {"1": VERSION}},
+        {"champion": None, "versions": {"1": VERSION}},
+        {"champion": "2", "versions": {"2": VERSION | {"replaced": "1"}}},
+        {"champion": "one", "versions": {"one": VERSION}},
+    ],
+)
+def test_a_damaged_champion_file_opens_no_gate(tiny: Tiny, file: Path, content: Any) -> None:
+    champion = tiny.folder / "champion.json"
+    champion.write_text(json.dumps(content))
+    for words in (("submit", file, candidates(tiny, ("good", "0.7"))), ("review", file)):
+        with pytest.raises(InvalidInput, match="holds no champion of a gate, or it was damaged"):
+            run(tiny, *words, "--champion", champion)
+    assert Ledger(tiny.ledger).releases() == [] and json.loads(champion.read_text()) == content
+
+
+def test_a_review_without_a_champion_opens_no_gate(tiny: Tiny, file: Path) -> None:
+    with pytest.raises(InvalidInput, match="no champion that can be scored again"):
+        run(tiny, "review", file, "--champion", tiny.folder / "champion.json")
+    assert Ledger(tiny.ledger).releases() == []
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,9 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
 
 from dpflow.core.accounting.amounts import parse_exact
 from dpflow.engine.sessions.candidate import Candidate
@@ -15,7 +17,34 @@ from dpflow.engine.sessions.holdout_gate import Champion
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.yaml_files import parse_json
 
-_EMPTY: dict[str, Any] = {"champion": None, "versions": {}}
+_Number = Annotated[str, Field(pattern=r"^[1-9][0-9]{0,8}$")]
+
+
+class _Version(BaseModel):
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    candidate: str
+    submission: str
+    sessions: list[str]
+    replaced: _Number | None = None
+
+
+class _Content(BaseModel):
+    """What the file holds: whoever may edit or merge it may also damage it."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    champion: _Number | None
+    versions: dict[_Number, _Version]
+
+    def has_all_named(self) -> bool:
+        """Whether it holds each version that it names, and a champion if any: without one, the next
+        candidate would be promoted and compared with nothing.
+        """
+        replaced = (v.replaced for v in self.versions.values() if v.replaced is not None)
+        if self.champion is None:
+            return not self.versions
+        return {self.champion, *replaced} <= self.versions.keys()
 
 
 class ChampionFile:
@@ -56,7 +85,7 @@ class ChampionFile:
         def change(content: dict[str, Any]) -> None:
             versions = content["versions"]
             known = (n for n, v in versions.items() if v["candidate"] == candidate.digest)
-            number = next(known, str(len(versions) + 1))
+            number = next(known, str(1 + max(map(int, versions), default=0)))
             sessions = versions.get(number, {}).get("sessions", [])
             submission = candidate.submission.model_dump_json()
             about = {"candidate": candidate.digest, "submission": submission, **record}
@@ -77,7 +106,7 @@ class ChampionFile:
     def _read(self) -> dict[str, Any]:
         try:
             content = parse_json(self._file.read_text(encoding="utf-8"))
-            if content.keys() == _EMPTY.keys():
+            if _Content.model_validate(content).has_all_named():
                 return dict(content)
         except FileNotFoundError:
             return {"champion": None, "versions": {}}
@@ -85,9 +114,11 @@ class ChampionFile:
             raise NotPublished(
                 f"{self._file} cannot be read ({error.strerror}); what the gate said is stored, so submit the same again"
             ) from None
-        except (ValueError, AttributeError):
+        except ValueError:
             pass
-        raise InvalidInput(f"{self._file} holds no champion of a gate; name another file")
+        raise InvalidInput(
+            f"{self._file} holds no champion of a gate, or it was damaged; restore it, or name another file"
+        )
 
     def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
         """Change the file whole or not at all, one process at a time."""

@@ -6,7 +6,6 @@ it is better, by the metric that the session fixes, on the same rows.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
@@ -271,8 +270,10 @@ def _judge_challenger(
 def _find_standing(session: Session, standing: Champion, promoter: Promotes) -> Candidate | None:
     """A promoted version as a candidate, or None if its files are not what they were."""
     try:
-        fields = _fill_tracking(json.loads(standing.submission), promoter)
-        candidate = _load_public(session, Submission.model_validate(fields))
+        stored = Submission.model_validate_json(standing.submission)
+        if stored.model is not None and not stored.tracking_uri:
+            stored = stored.model_copy(update={"tracking_uri": promoter.tracking_uri})
+        candidate = _load_public(session, stored)
     # A table that is busy is there, and a retry helps.
     except (ValueError, InvalidInput, TableUnreadable):
         return None
@@ -343,18 +344,10 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
 
     Raises `InvalidInput` where there is no champion, or none that can be rolled back.
     """
-    standing, former = promoter.find_champion(), promoter.find_replaced()
-    champion = None if standing is None else _find_standing(session, standing, promoter)
-    if standing is None or champion is None:
-        raise InvalidInput("there is no champion that can be scored again; submit candidates first")
+    standing, champion, former, predecessor = find_reviewed(session, promoter)
     about = {"version": standing.version, "session": session.id, "rolled_back": None}
     try:
-        if asks_for_champions(session.plan):
-            predecessor = None if former is None else _find_standing(session, former, promoter)
-            if predecessor is None:
-                raise InvalidInput(
-                    f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
-                )
+        if predecessor is not None:
             answer = session.challenge(predecessor, champion, promoter.better_by)
             if other := _find_other_question(session, answer, standing, promoter):
                 raise InvalidInput(
@@ -375,6 +368,28 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
         about["rolled_back"] = former.version
     verdict = answer["verdict"] if answer["verdict"] == "none" else "no" if fell else "yes"
     return {**answer, **about, "verdict": verdict}
+
+
+def find_reviewed(
+    session: Session, promoter: Promotes
+) -> tuple[Champion, Candidate, Champion | None, Candidate | None]:
+    """The champion and what it replaced, each with the candidate that it was; of what was replaced only a gate on
+    champions has the candidate. The session may be unopened: no gate is charged for a review of nothing.
+
+    Raises `InvalidInput` where there is no champion that can be scored again, or none to compare it with.
+    """
+    standing, former = promoter.find_champion(), promoter.find_replaced()
+    champion = None if standing is None else _find_standing(session, standing, promoter)
+    if standing is None or champion is None:
+        raise InvalidInput("there is no champion that can be scored again; submit candidates first")
+    if not asks_for_champions(session.plan):
+        return standing, champion, former, None
+    predecessor = None if former is None else _find_standing(session, former, promoter)
+    if predecessor is None:
+        raise InvalidInput(
+            f"version {standing.version} replaced none that can be scored again, so nothing can be compared with it"
+        )
+    return standing, champion, former, predecessor
 
 
 def judge_all(

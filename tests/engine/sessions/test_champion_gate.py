@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from fractions import Fraction
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 
 from dpflow import ModelGate, Session, plan
 from dpflow.cli import app
-from dpflow.engine.sessions.holdout_gate import judge, judge_all, review_champion
+from dpflow.engine.sessions.champion_file import ChampionFile
+from dpflow.engine.sessions.holdout_gate import Champion, judge, judge_all, review_champion
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -157,6 +159,30 @@ def test_fresh_rows_roll_back(tiny: Tiny, table: Path) -> None:
     )
     assert (falls["verdict"], falls["rolled_back"]) == ("no", "1")
     assert registry.champion is not None and registry.champion.version == "1"
+
+
+@pytest.mark.parametrize("tag", ["", "[]", "null", "[" * 100_000, '{"name": 3}'])
+def test_a_champion_with_an_edited_tag_is_not_where_it_was(
+    tiny: Tiny, table: Path, tag: str
+) -> None:
+    """Whoever may tag in the registry neither promotes by it nor stops the gate."""
+    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    registry.champion = Champion("1", "0" * 64, tag)
+    said = judge(session, about("b"), registry)
+    assert (said["outcome"], registry.records) == ("no", [])
+    assert "is not where it was" in said["promotion"]
+
+
+def test_a_version_after_one_that_was_taken_out_gets_a_number_of_its_own(
+    tiny: Tiny, table: Path
+) -> None:
+    session, file = open_gate(tiny, **DUEL), tiny.folder / "champion.json"
+    judge_all([lambda: session], [about("c"), about("a")], ChampionFile(file))
+    content = json.loads(file.read_text())
+    del content["versions"]["1"], content["versions"]["2"]["replaced"]
+    file.write_text(json.dumps(content))
+    judge(session, about("b"), ChampionFile(file))
+    assert list(json.loads(file.read_text())["versions"]) == ["2", "3"]
 
 
 def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) -> None:
