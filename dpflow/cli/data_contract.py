@@ -17,6 +17,8 @@ from dpflow.cli.console import (
     show_json,
     show_table,
 )
+from dpflow.engine.releases.request import require_public
+from dpflow.output_files import require_writable
 
 app = typer.Typer(
     help="Data contracts: what they cost, whether rows keep them, thresholds from history.",
@@ -94,18 +96,19 @@ def run_command(
     from dpflow.quality.contract_run import ContractOutcome, run_contract
     from dpflow.quality.page import write_html
 
+    if page is not None:
+        require_writable(page)
     if service := find_service(ledger, file.parent):
         outcome = ContractOutcome.from_json(service.check_contract(str(file), block or ()))
     else:
         contract = load_contract(file)
+        if page is not None:
+            require_public(page, contract.load_declaration(), "outcomes")
         # What is paid needs a ledger; other outcomes are recorded where there is one.
         book = (
             open_ledger(ledger, files=[file]) if contract.is_paid else find_ledger(ledger, [file])
         )
         outcome = run_contract(contract, block or (), ledger=book)
-    if page is not None:
-        with open_output(page) as stream:
-            stream.write(write_html(outcome))
     if as_json:
         show_json(outcome.to_json())
     else:
@@ -125,6 +128,10 @@ def run_command(
         if outcome.receipts:
             heads = ("release", "epsilon", "delta", "scope")
             show_table("paid", heads, _list_receipts(outcome.receipts))
+    # After it is shown: it is paid, whatever becomes of the page.
+    if page is not None:
+        with open_output(page) as stream:
+            stream.write(write_html(outcome))
     outcome.require_passed()
 
 

@@ -30,7 +30,7 @@ from dpflow.engine import (
 )
 from dpflow.engine.releases.execute import SEALED_REQUEST
 from dpflow.engine.releases.republish import read_settled
-from dpflow.engine.releases.request import list_request_fields
+from dpflow.engine.releases.request import list_request_fields, require_public
 from dpflow.engine.releases.result_table import (
     list_printed_columns,
     list_printed_rows,
@@ -39,6 +39,7 @@ from dpflow.engine.releases.result_table import (
     write_tables,
 )
 from dpflow.errors import InvalidInput
+from dpflow.output_files import require_writable
 from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
@@ -70,24 +71,31 @@ def command(
     if output is not None:
         # Before anything is charged: a mistyped name should cost nothing.
         require_file_kind(output)
-    receipts = _release_files(files or [], ledger)
-    if output is not None:
-        write_tables([receipt.table for receipt in receipts], output)
+        require_writable(output)
+    receipts = _release_files(files or [], ledger, output)
     if as_json:
         shown_receipts = [receipt.to_json() | receipt.result.to_json() for receipt in receipts]
-        return show_json(shown_receipts if len(receipts) > 1 else shown_receipts[0])
-    for receipt in receipts:
-        _show_receipt(receipt)
+        show_json(shown_receipts if len(receipts) > 1 else shown_receipts[0])
+    else:
+        for receipt in receipts:
+            _show_receipt(receipt)
+    # After they are shown: they are paid, whatever becomes of the file.
+    if output is not None:
+        write_tables([receipt.table for receipt in receipts], output)
 
 
-def _release_files(files: Sequence[Path], ledger: str | None) -> list[Receipt]:
-    """All of them charged together; at a service one alone."""
+def _release_files(
+    files: Sequence[Path], ledger: str | None, output: Path | None = None
+) -> list[Receipt]:
+    """All of them charged together; at a service one alone. Refuses an output in a private table's file."""
     if service := find_service(ledger, files[0].parent):
         if len(files) > 1:
             raise InvalidInput("a service charges each release by itself; give one release file")
         return [service.release(service.plan_fields(load_yaml(files[0], "release file")))]
     registry, book = Registry.load(), open_ledger(ledger, files=files)
     plans = [make_plan(request, registry, book) for request in map(load_request, files)]
+    for plan in plans if output is not None else ():
+        require_public(str(output), plan.table, "results")
     planned = [(plan, RunIdentity.of_request(plan.request)) for plan in plans]
     return list(release_all(planned, book, registry))
 

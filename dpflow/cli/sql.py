@@ -10,7 +10,7 @@ import typer
 
 from dpflow.analyst_sql.answer.publish_answer import check_name, check_output, publish_answer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import plan_lines
 from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.cli.console import (
@@ -142,8 +142,7 @@ def _ask_service(
     if tables:
         raise InvalidInput("the service has the declarations of its tables; leave --table out")
     if output is not None:
-        # Before anything is charged: a mistyped name should cost nothing.
-        check_suffix(output)
+        check_output(output, ())
     if read_source(text, options["dialect"]).explain:
         return _show_plan(service.explain(text, **options), as_json)
     _deliver_answer(service.sql(text, **options), intervals, output, as_json)
@@ -168,10 +167,13 @@ def _read_query(query: str) -> str:
 
 
 def _deliver_answer(answer: SqlAnswer, intervals: bool, output: Path | None, as_json: bool) -> None:
+    if as_json:
+        show_json(answer.to_json(intervals))
+    else:
+        title = f"{answer.describe()}; protects {answer.protects}"
+        show_table(title, *answer.list_printed(intervals))
+        for note in answer.notes:
+            print(note)
+    # After it is shown: it is paid, whatever becomes of the file.
     if output is not None:
         answer.write(output, intervals=True)
-    if as_json:
-        return show_json(answer.to_json(intervals))
-    show_table(f"{answer.describe()}; protects {answer.protects}", *answer.list_printed(intervals))
-    for note in answer.notes:
-        print(note)

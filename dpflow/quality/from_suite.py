@@ -212,7 +212,7 @@ def _member(home: Path, folder: str, reference: Any) -> Path:
 
 def _read_json(path: Path) -> dict[str, Any]:
     try:
-        content = parse_json(path.read_text())
+        content = parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         problem = error if type(error) is ValueError else type(error).__name__
         raise InvalidInput(f"{path} cannot be read as JSON: {problem}") from None

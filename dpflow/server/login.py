@@ -127,7 +127,7 @@ def _redeem(login: IssuerLogin, code: str, verifier: str) -> str:
     headers = {"Accept": "application/json"}
     try:
         if login.client_secret is not None:
-            secret = Path(login.client_secret).read_text().strip()
+            secret = Path(login.client_secret).read_text(encoding="utf-8-sig").strip()
             pair = ":".join(urllib.parse.quote(one, safe="") for one in (login.client_id, secret))
             headers["Authorization"] = f"Basic {base64.b64encode(pair.encode()).decode()}"
         request = urllib.request.Request(  # noqa: S310  the service file was checked for its scheme

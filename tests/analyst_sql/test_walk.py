@@ -7,8 +7,11 @@ import os
 from pathlib import Path
 
 import duckdb
+import pytest
 from page_runner import inside, run_main
 from sql_world import ROWS
+
+from dpflow.analyst_sql.answer import publish_answer
 
 
 def dpflow(folder: Path, *words: str, status: int = 0) -> str:
@@ -60,7 +63,9 @@ def test_three_answers_without_yaml(tmp_path: Path) -> None:
     assert "no-star" in refused and "nearest query" not in refused
 
 
-def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_costs_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its name is looked at before the charge, and a private source is never overwritten."""
     with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
         connection.execute(ROWS)
@@ -82,8 +87,20 @@ def test_a_file_that_cannot_be_written_costs_nothing(tmp_path: Path) -> None:
     assert "end it in .csv" in dpflow(tmp_path, *query, "answer.txt", status=1)
     assert "private table's file" in dpflow(tmp_path, *query, "alias.csv", status=1)
     assert (tmp_path / "visits.duckdb").read_bytes() == before
+    (tmp_path / "folder.csv").mkdir()
+    for file in ("nowhere/answer.csv", "folder.csv", "/proc/answer.parquet"):
+        assert "cannot be written; give another" in dpflow(tmp_path, *query, file, status=1)
+    # As an editor on Windows writes it. A disk that fills later costs neither the answer nor a second charge.
+    (tmp_path / "query.sql").write_text(query[1], encoding="utf-8-sig")
+    words = ("sql", "query.sql", *query[2:])
+    with monkeypatch.context() as patch:
+        patch.setattr(publish_answer, "require_writable", lambda file: None)
+        said = dpflow(tmp_path, *words, "nowhere/answer.csv", "--json", status=75)
+    assert '"n":' in said and "the result is stored, so the same again" in said
+    first, _ = json.JSONDecoder().raw_decode(said)
     answer = json.loads(dpflow(tmp_path, *query, "answer.csv", "--json"))
-    assert not answer["free"] and (tmp_path / "answer.csv").exists(), "nothing was paid before"
+    assert not first["free"], "nothing was paid before"
+    assert answer["free"] and (tmp_path / "answer.csv").exists()
 
 
 def test_a_listed_file_is_never_overwritten(tmp_path: Path) -> None:

@@ -201,8 +201,13 @@ def test_results_are_written_with_named_columns(tiny: Tiny) -> None:
     assert head.split(",") == list(record)  # as when it was released, and as published
     assert line.startswith(f"{release_id},visits,2020-01-01,count,,count,")
     assert record["released_at"] in line.split(",")
-    wrong = dpflow(tiny, "release", tiny.file(), "--output", "out.xlsx")
-    assert wrong.returncode == 1 and ".parquet" in wrong.stderr
+    (tiny.folder / "alias.csv").symlink_to(tiny.database)
+    messages = {"x.xlsx": ".parquet", "nowhere/x.csv": "cannot be", "alias.csv": "private table's"}
+    for name, message in messages.items():
+        file = tiny.file(params={"epsilon": "0.4"})
+        wrong = dpflow(tiny, "release", file, "--output", name)
+        assert wrong.returncode == 1 and message in wrong.stderr
+    assert len(json.loads(dpflow(tiny, "release", "--list", "--json").stdout)) == 1
 
 
 def test_estimators_are_listed_with_direction_and_range(tiny: Tiny) -> None:

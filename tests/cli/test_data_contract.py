@@ -10,7 +10,8 @@ import yaml
 from typer.testing import CliRunner
 
 from dpflow.cli.commands import import_command
-from dpflow.errors import ContractViolated
+from dpflow.errors import ContractViolated, InvalidInput
+from dpflow.ledger import Ledger
 from tests.smallworld import forbid_reads
 
 if TYPE_CHECKING:
@@ -74,6 +75,15 @@ def test_a_broken_contract_fails_after_it_was_shown(tiny: Tiny) -> None:
     with pytest.raises(ContractViolated, match="violated: many"):
         run(tiny, "run", file, "--block", "2020-01-01", "--page", str(page))
     assert "not kept" in page.read_text()
+
+
+def test_a_page_that_cannot_be_written_costs_nothing(tiny: Tiny) -> None:
+    (tiny.folder / "alias.html").symlink_to(tiny.database)
+    for page, message in (("nowhere/page.html", "cannot be written"), ("alias.html", "private")):
+        with pytest.raises(InvalidInput, match=message):
+            place = str(tiny.folder / page)
+            run(tiny, "run", write(tiny), "--block", "2020-01-01", "--page", place)
+    assert Ledger(tiny.ledger).releases() == []
 
 
 def test_a_watch_is_compared_with_paying_each_time(tiny: Tiny) -> None:

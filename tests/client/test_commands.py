@@ -80,6 +80,9 @@ def test_both_places_print_the_same(places: Places, run: Any) -> None:
 
 
 def test_a_release_is_made_and_written(places: Places, run: Any) -> None:
+    for words in (("release", "daily.yml"), ("sql", QUERY, "--epsilon", "1")):
+        refused = run(places.analyst, *words, "--output", "nowhere/daily.csv")
+        assert "cannot be written" in str(refused.exception), words
     first = run(places.analyst, "release", "daily.yml", "--output", "daily.csv")
     assert first.exit_code == 0 and "epsilon 0.5" in first.stdout
     assert (places.analyst / "daily.csv").read_text().count("\n") == 4

@@ -12,6 +12,7 @@ from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
+from dpflow.output_files import require_writable
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
@@ -88,9 +89,10 @@ def check_output(file: Path, tables: Sequence[Table]) -> None:
     """Refuse a file that an answer cannot or must not be written to, before anything is charged.
 
     Raises:
-        InvalidInput: its name does not say what it is.
+        InvalidInput: its name does not say what it is, or it cannot be written.
         PlanRefused: it is a private table's own.
     """
     check_suffix(file)
     for table in tables:
         require_public(file, table, "answers")
+    require_writable(file)

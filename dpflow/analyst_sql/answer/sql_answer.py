@@ -17,6 +17,7 @@ from dpflow.core.contract.results import finite_json
 from dpflow.engine.releases.result_table import write_html
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
+from dpflow.output_files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -325,7 +326,7 @@ class SqlAnswer:
         )
 
     def write(self, file: Path | str, intervals: bool = True) -> None:
-        """Write the rows as CSV, JSON or Parquet, by the file's name. Raises `InvalidInput`."""
+        """Write the rows as CSV, JSON or Parquet, by the file's name. Raises `InvalidInput` or `NotPublished`."""
         file = Path(file)
         kind = check_suffix(file)
         if kind == ".csv":
@@ -340,10 +341,7 @@ class SqlAnswer:
             stream = pyarrow.BufferOutputStream()
             pyarrow.parquet.write_table(arrow, stream)
             content = bytes(stream.getvalue())
-        try:
-            file.write_bytes(content)
-        except OSError:
-            raise InvalidInput(f"{file} cannot be written; give another file") from None
+        write_whole(file, content)
 
     def _csv_text(self, intervals: bool) -> str:
         columns = self.list_columns(intervals)

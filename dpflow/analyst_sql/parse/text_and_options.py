@@ -190,6 +190,8 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
     """
     if not isinstance(text, str):
         raise InvalidInput(f"a query is a text, not of type {type(text).__name__}; give a SELECT")
+    # A byte order mark, as editors on Windows begin a file.
+    text = text.removeprefix("\ufeff")
     if len(text) > MOST_TEXT or "\0" in text or not is_unicode(text):
         raise SqlRefused(
             f"it is longer than {MOST_TEXT:,} characters, or has characters that are no text",

@@ -109,7 +109,7 @@ class Receipt:
 
     def write(self, file: Path | str) -> None:
         """Write the result as CSV, Parquet, or JSON with named fields, by the file's name. Raises
-        `InvalidInput` for another name.
+        `InvalidInput` for another name, `NotPublished` where it cannot be written.
         """
         self.table.write(file)
 

@@ -20,6 +20,7 @@ from dpflow.core.contract.result_fields import FIELDS, clip_row, list_row_fields
 from dpflow.core.contract.results import Result
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
+from dpflow.output_files import write_whole
 
 if TYPE_CHECKING:
     import pandas
@@ -130,7 +131,8 @@ class ResultTable:
         """Write a file: CSV, JSON with named fields, or Parquet, by its name.
 
         Raises:
-            InvalidInput: another kind of file, or a place that cannot be written.
+            InvalidInput: another kind of file.
+            NotPublished: it cannot be written.
             MissingExtra: Parquet without pyarrow.
         """
         write_tables([self], Path(file))
@@ -241,18 +243,7 @@ def write_tables(tables: Sequence[ResultTable], file: Path) -> None:
     `ResultTable.write`.
     """
     require_file_kind(file)
-    content = encode_tables(tables, file.suffix.lower())
-    # Beside it and moved: nobody ever reads half of it.
-    part = file.with_name(f".{file.name}.part")
-    try:
-        part.write_bytes(content)
-        part.replace(file)
-    except OSError:
-        raise InvalidInput(
-            f"{file} cannot be written; give another file, in a folder of yours"
-        ) from None
-    finally:
-        part.unlink(missing_ok=True)
+    write_whole(file, encode_tables(tables, file.suffix.lower()))
 
 
 def encode_tables(tables: Sequence[ResultTable], kind: str) -> bytes:

@@ -13,7 +13,7 @@ import pytest
 from dpflow import Ledger, plan, release
 from dpflow.core.contract.results import Result, Row
 from dpflow.engine.releases.result_table import ResultTable, write_tables
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, NotPublished
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -102,7 +102,7 @@ def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     """With the kinds that there are."""
     with pytest.raises(InvalidInput, match=r"\.csv, \.json, \.parquet"):
         table(COUNTS).write(tmp_path / "r.xlsx")
-    with pytest.raises(InvalidInput, match="cannot be written"):
+    with pytest.raises(NotPublished, match="cannot be written"):
         table(COUNTS).write(tmp_path / "nowhere" / "r.csv")
 
 
