@@ -1,10 +1,10 @@
 """Bounds for a column whose range nobody knows, so that a first sum or quantile can be declared.
 
 Definition: values are counted by sign and power of two, 2^j <= |x| < 2^(j+1) for j = -64, ..., 127,
-smaller ones as zero, larger and infinite ones with the last. Every count gets Laplace noise. Bins
-whose noisy count reaches t are taken as occupied; the answer is the lower edge of the lowest and
-the upper edge of the highest of them, or none. t is the smallest integer that the noise of any of
-the 385 bins reaches with probability 5 % at most. The list of bins is public, so no delta is
+smaller ones as zero, larger and infinite ones in a bin of each sign that has no outer edge. Every
+count gets Laplace noise. Bins with edges whose noisy count reaches t are taken as occupied; the answer
+is the lower edge of the lowest and the upper edge of the highest of them, or none. t is the smallest
+integer that the noise of any of the 387 bins reaches with probability 5 % at most. The list of bins is public, so no delta is
 needed. With ``by`` each public key has bins of its own, and t is that of all of them.
 
 Guarantee: a unit with R rows in each of g groups moves the counts by g R in L1 and by root(g) R in
@@ -13,7 +13,7 @@ answer is post-processing of an epsilon-DP histogram, or with a ``delta`` of one
 that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches many groups.
 
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the
-bounds leave out lies in bins with fewer. How many rows that is follows from the same noisy counts, at no
+bounds leave out lies in bins with fewer, or is 2^128 and more. How many rows that is follows from the same noisy counts, at no
 cost: their sum over the bins outside, and with 95 % at most so many, whichever bounds were found
 (Chernoff's bound of a sum, over all pairs of bins and all keys). So a reader knows what share of the rows
 is clamped. Use: release it once, and name it in the ``bounds`` of
@@ -53,7 +53,7 @@ from dpflow.core.toolbox.noise import (
 from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
 
 LEAST, MOST = -64, 127  # exponents of the first and the last power of two
-POWERS = MOST - LEAST + 1
+POWERS = MOST - LEAST + 2  # and one for what is larger
 BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
 
@@ -125,8 +125,8 @@ class Bounds(Mechanism[BoundsParams]):
         bounds: dict[str, Any] = {}
         outside: dict[str, Any] = {}
         for key, counted in zip(keys, noisy, strict=True):
-            bins = counted >= threshold
-            occupied = np.flatnonzero(bins)
+            # The outermost bins have no outer edge, so no bounds hold what is in them.
+            occupied = 1 + np.flatnonzero(counted[1:-1] >= threshold)
             if occupied.size:
                 outside[key] = self._count_outside(counted, occupied, noise, len(keys))
                 lower, upper = (
@@ -159,7 +159,7 @@ class Bounds(Mechanism[BoundsParams]):
         threshold, noise = self._choose_noise(params, table)
         rows = 2 * threshold
         law = "Laplace" if isinstance(noise.event, DiscreteLaplace) else "Gaussian"
-        note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones"
+        note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones, or is 2^128 and more"
         return ErrorBound({"rows outside, per power of two": rows}, note)
 
 
@@ -169,7 +169,7 @@ def count_magnitudes(cells: BinCounts) -> NDArray[np.int64]:
     size = np.abs(keys)
     # frexp gives a fraction of [1/2, 1), so its exponent is one above the power.
     power = np.frexp(size)[1] - 1
-    power = np.where(np.isinf(size) | (power > MOST), MOST, power)
+    power = np.where(np.isinf(size) | (power > MOST), MOST + 1, power)
     away = np.where((size == 0) | (power < LEAST), 0, power - LEAST + 1)
     counts = np.zeros(BINS, dtype=np.int64)
     np.add.at(counts, POWERS + np.where(keys < 0, -away, away), cells.counts)
