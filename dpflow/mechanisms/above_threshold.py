@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event, SparseVector
@@ -38,11 +38,17 @@ class AboveThresholdParams(Params):
 
 
 class ThresholdQuery(Params):
-    """``threshold``: in rows. ``by`` and ``key``: count only the rows of one public key."""
+    """``threshold``: in rows. ``by`` and ``key``, together: count only the rows of one public key."""
 
     threshold: Annotated[int, Field(ge=-(2**53), le=2**53)]
     by: str | None = None
     key: str | None = None
+
+    @model_validator(mode="after")
+    def _check_key(self) -> ThresholdQuery:
+        if (self.by is None) != (self.key is None):
+            raise ValueError("by and key belong together; give both, or neither for all rows")
+        return self
 
 
 class AboveThreshold(InteractiveMechanism[AboveThresholdParams, ThresholdQuery]):

@@ -73,6 +73,14 @@ def test_a_session_is_paid_once_and_answers_until_it_is_used_up(tiny: Tiny) -> N
     assert spent(tiny) == ["0.25"] and Ledger(tiny.ledger).verify().ok
 
 
+@pytest.mark.parametrize("half", [{"key": "Oslo"}, {"by": "city"}, {"by": "no such"}])
+def test_half_of_a_key_is_no_question_about_all_rows(tiny: Tiny, half: dict[str, str]) -> None:
+    """Refused before anything is read or used up."""
+    with pytest.raises(InvalidInput, match="by and key belong together"):
+        opened(tiny).ask(NEAR | half)
+    assert opened(tiny).ask(NEAR) == {"verdict": "below"}
+
+
 def test_an_unpaid_session_reads_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     forbid_reads(monkeypatch)
     with pytest.raises(BudgetExceeded):
