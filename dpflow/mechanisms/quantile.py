@@ -271,7 +271,8 @@ def _describe_rank(share: float, value: int, column: Column, rows: str) -> str:
     """Where an answer lies among the rows that count; of one at a bound, that rows beyond it count as it."""
     # Rounded up: never nearer than it is.
     percent = math.ceil(1e4 * share) / 100
-    step = "" if column.holds_dates else f", in steps of {column.step},"
+    # Times between dates are rounded, too, and the type of the column is not known here.
+    step = ", rounded to days," if column.holds_dates else f", in steps of {column.step},"
     at_bound = value in column.grid_bounds()
     beyond = "; it is a declared bound, which values beyond count as" if at_bound else ""
     return f"its rank among the {rows}{step} is within {percent:g} % (95 % for all answers together){beyond}"

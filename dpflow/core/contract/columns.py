@@ -30,6 +30,7 @@ class Column(Strict):
 
     Attributes:
         lower: values below count as this. A number, or a date. Infinities are clamped, too.
+            Between dates the grid is days: times are rounded to the nearest.
         upper: values above count as this; given with ``lower`` or not at all.
         step: the grid on which sums are taken exactly; a value is rounded to it.
         missing: what a NULL or NaN counts as wherever the column is read as a number: ``skip`` (the

@@ -250,8 +250,9 @@ class Plan:
         """Bounds that searches found, and how many rows are beyond them; "" where none was searched, or a
         forecast assumes them.
         """
+        coarse = self.coarse_grids()
         return "; ".join(
-            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}: {column.clamping}"
+            f"{name} from {column.grid_value(low)} to {column.grid_value(high)}{coarse.get(name, '')}: {column.clamping}"
             for name, column in self.table.columns.items()
             if column.clamping
             for low, high in [column.grid_bounds()]
@@ -358,7 +359,7 @@ class Plan:
         }
         open_table = self.table.model_copy(update={"columns": open_columns})
         clamped: set[str] = set()
-        for name, column in self.bounded_columns(leave_out="by").items():
+        for name, column in self.bounded_columns("by").items():
             node = Node("column", ((name,),))
             if column.expression is not None:
                 node = parse_row_expression(column.expression, self.table)
@@ -387,25 +388,28 @@ class Plan:
             self.mechanism.data_request(self.params, self.table), kind
         )
 
-    def bounded_columns(self, leave_out: str = "") -> dict[str, Column]:
-        """The columns with bounds that the parameters name, but for one of them, unless the mechanism
+    def bounded_columns(self, *leave_out: str) -> dict[str, Column]:
+        """The columns with bounds that the parameters name, but for some of them, unless the mechanism
         reads values as they are.
         """
         if self._reads(UnboundedValues):
             return {}
-        values = self.params.model_dump(mode="json", exclude={leave_out})
+        values = self.params.model_dump(mode="json", exclude=set(leave_out))
         used, columns = set(iterate_texts(values)), self.table.columns.items()
         return {
             name: column for name, column in columns if name in used and column.lower is not None
         }
 
     def coarse_grids(self) -> dict[str, str]:
-        """For value columns of few grid points whose step nobody declared, a warning that values are
-        rounded to them; labels are left out, and values that are read as they are.
+        """For value columns of few grid points whose step nobody declared, and those of dates, a warning
+        that values are rounded to them; labels and keys are left out, and values that are read as they are.
         """
         warnings = {}
-        for name, column in self.bounded_columns(leave_out="label").items():
-            if column.lower is None or column.holds_dates:
+        for name, column in self.bounded_columns("label", "by").items():
+            if column.lower is None:
+                continue
+            if column.holds_dates:
+                warnings[name] = " (times are rounded to days)"
                 continue
             low, high = column.grid_bounds()
             if high - low + 1 < FEW_POINTS and "step" not in column.model_fields_set:

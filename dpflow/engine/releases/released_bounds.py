@@ -14,7 +14,8 @@ bounds are another release.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -22,7 +23,7 @@ from pydantic import ValidationError
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.strict_models import describe_problems
+from dpflow.core.contract.strict_models import describe_problems, parse_exact, read_quoted_date
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
@@ -33,6 +34,7 @@ from dpflow.ledger.books.records import ReleaseRecord, path_of
 SEARCH = "bounds"
 #: Steps to each side of 0, where a forecast does not know the bounds yet.
 ASSUMED = 2**20
+_DAY = 86_400_000_000  # microseconds
 
 
 def insert_bounds(
@@ -154,24 +156,32 @@ def _apply_bounds(
                 f"{asker} takes the bounds of {column!r} from {name!r}, but table {table.name!r} declares some; leave one out"
             )
         try:
-            exact = {end: _exact_value(value) for end, value in ends.items()}
+            wide = {
+                "lower": _widen(ends["lower"], declared_column.step, math.floor),
+                "upper": _widen(ends["upper"], declared_column.step, math.ceil),
+            }
             # Validated like a declared column: a search may find bounds that do not fit a step.
-            columns[column] = Column.model_validate(declared_column.model_dump() | exact)
+            columns[column] = Column.model_validate(declared_column.model_dump() | wide)
             columns[column].note_clamping(outside)
         except ValidationError as error:
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have: {describe_problems(error)}"
             ) from None
         # Such as a day after the year 9999.
-        except ValueError:
+        except (ValueError, OverflowError):
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have; declare its bounds, or leave such values out with where"
             ) from None
     return table.model_copy(update={"columns": columns})
 
 
-def _exact_value(value: Any) -> Any:
-    """Texts are dates, which have hyphens between their numbers, or decimals that no double writes."""
-    if not isinstance(value, str):
-        return value
-    return dt.datetime.fromisoformat(value) if "-" in value[1:] else Fraction(value)
+def _widen(value: Any, step: Fraction, round_to: Callable[[Fraction], int]) -> Fraction | dt.date:
+    """An end that a search found, moved outwards to a multiple of the step: what lies between the two
+    would be clamped, and the search did not count it. Dates and times, which are texts, stay such.
+    """
+    exact = round_to(parse_exact(value) / step) * step
+    found = read_quoted_date(value)
+    if not isinstance(found, dt.date):
+        return exact
+    moved = dt.datetime(1970, 1, 1) + dt.timedelta(microseconds=round_to(exact * _DAY))
+    return moved if isinstance(found, dt.datetime) or exact.denominator > 1 else moved.date()

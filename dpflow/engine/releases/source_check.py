@@ -50,13 +50,8 @@ def _check_grids(plan: Plan, private: PrivateTable) -> None:
     stored = [name for name, column in bounded.items() if column.expression is None]
     types = private.column_types(stored) if stored else {}
     for name, kind in types.items():
-        if name in coarse and _holds_fractions(kind):
-            raise PlanRefused(
-                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
-            )
-        # What a search found is in days, whatever the column's type.
         holds_times, declared = kind.upper().startswith(("DATE", "TIMESTAMP")), bounded[name]
-        if holds_times != declared.bounds_are_times and not plan.request.bounds:
+        if holds_times != declared.bounds_are_times:
             advice = (
                 "write them as dates, such as lower: 2013-01-01"
                 if holds_times
@@ -65,6 +60,10 @@ def _check_grids(plan: Plan, private: PrivateTable) -> None:
             raise PlanRefused(
                 f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
                 f"{'numbers' if holds_times else 'dates'}; {advice}"
+            )
+        if name in coarse and _holds_fractions(kind):
+            raise PlanRefused(
+                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
             )
 
 

@@ -54,6 +54,19 @@ def test_plans_say_it_of_features_and_not_of_labels() -> None:
     assert shown.endswith("late from 0 to 1")
 
 
+def test_plans_say_that_times_between_dates_are_rounded() -> None:
+    """Of values, and not of keys or of what is read as it is."""
+    days = {"lower": dt.date(2000, 1, 1), "upper": dt.date(2030, 1, 1), "groups": 1}
+    shown = plan("median", days).describe()["bounds"]
+    assert shown == "x from 2000-01-01 to 2030-01-01 (times are rounded to days)"
+    assert "rounded" not in plan("cdf", days).describe()["bounds"]
+    by_day = days | {"public_keys": ["2001-01-01", "2001-01-02"]}
+    found = api.plan(
+        "sum", plan("sum", by_day).table, name="a", scope="s", column="late", by="x", epsilon=1
+    )
+    assert list(found.coarse_grids()) == ["late"]
+
+
 @pytest.mark.own_session
 @pytest.mark.parametrize(
     ("kind", "refused"),
