@@ -159,7 +159,10 @@ class Bounds(Mechanism[BoundsParams]):
         threshold, noise = self._choose_noise(params, table)
         rows = 2 * threshold
         law = "Laplace" if isinstance(noise.event, DiscreteLaplace) else "Gaussian"
-        note = f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in rarer ones, or is 2^128 and more"
+        note = (
+            f"{law} noise; a power of two with {rows} rows or more is found; what is outside the bounds lies in "
+            f"rarer ones, or is 2^128 and more"
+        )
         return ErrorBound({"rows outside, per power of two": rows}, note)
 
 
