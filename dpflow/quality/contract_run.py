@@ -170,7 +170,7 @@ def run_contract(
         outcomes = check_catalogue(table)
     elif contract.mode == "trusted":
         if ledger is not None:
-            data = name_rows(table, ledger)
+            data = name_rows(table, ledger, asks_source=True)
             ledger.require_no_gate(data)
             if has_hard_links(table):
                 raise PlanRefused(

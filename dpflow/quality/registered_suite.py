@@ -44,7 +44,7 @@ def register_suite(
     suites = read_suites(file)
     _build_expectations(suites)
     digest = digest_suites(suites)
-    places = place_names(table, None, None, ledger)
+    places = place_names(table, None, (), ledger)
     ledger.register_suite(
         digest, places, table.block, table=table.name, registered=registered, principal=principal
     )
@@ -68,7 +68,7 @@ def check_suite(file: Path, table: Table, blocks: Sequence[str], ledger: Ledger 
         raise InvalidInput("a suite is registered in a ledger; name it")
     suites = read_suites(file)
     digest = digest_suites(suites)
-    places = place_names(table, None, None, ledger)
+    places = place_names(table, None, (), ledger)
     if not ledger.is_suite_registered(digest, places, table.block):
         raise PlanRefused(
             f"suite {file.name} is not registered for table {table.name!r}; the table's owner looks at it, and runs: "

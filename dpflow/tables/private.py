@@ -97,11 +97,9 @@ class PrivateTable:
         """Identity of the data as it is now. Private: it leaves only as the ledger's keyed digest."""
         return self._backend.snapshot_identity()
 
-    def find_folders(self) -> Mapping[str, str]:
-        """Where rows are that the declaration names by a catalogue; see `QueryBackend.find_folders`.
-        Reads no row.
-        """
-        return self._backend.find_folders()
+    def find_sources(self) -> Mapping[str, Sequence[str]]:
+        """Where else the rows are; see `QueryBackend.find_sources`. Reads no row."""
+        return self._backend.find_sources()
 
     def cancel(self) -> None:
         """Stop what is running, from another thread: it raises `TableInterrupted`, which is

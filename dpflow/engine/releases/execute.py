@@ -268,39 +268,42 @@ def data_names(plan: Plan, ledger: Ledger, private: PrivateTable) -> list[str]:
     same rows is no second data set. Dimensions are public, so a gate does not close its own;
     another gate may be on their rows all the same.
 
-    Raises `TableUnreadable` or `TableBusy` where a catalogue has to say which folder it names.
+    Raises `TableUnreadable` or `TableBusy` where the source has to say which folder or relations it reads.
     """
-    folders = private.find_folders()
-    names = [f"table {plan.table.name}", *place_names(plan.table, None, folders.get(""), ledger)]
+    below = private.find_sources()
+    names = [f"table {plan.table.name}", *place_names(plan.table, None, below.get("", ()), ledger)]
     for join in plan.table.joins:
         prefix = "" if join.kind == "unit" else JOINED
-        folder = folders.get(join.name)
-        names += [prefix + name for name in place_names(plan.table, join.relation, folder, ledger)]
+        also = below.get(join.name, ())
+        names += [prefix + name for name in place_names(plan.table, join.relation, also, ledger)]
     return names
 
 
-def name_rows(table: Table, ledger: Ledger) -> list[str]:
-    """Public names of a table's own rows, as `data_names` has them, without asking a catalogue for its folder."""
-    return [f"table {table.name}", *place_names(table, None, None, ledger)]
+def name_rows(table: Table, ledger: Ledger, *, asks_source: bool = False) -> list[str]:
+    """Public names of a table's own rows, as `data_names` has them; where else they are is left out unless the source is asked."""
+    below = PrivateTable(table).find_sources().get("", ()) if asks_source else ()
+    return [f"table {table.name}", *place_names(table, None, below, ledger)]
 
 
-def place_names(table: Table, joined: str | None, folder: str | None, ledger: Ledger) -> list[str]:
-    """Names of where a joined relation is, or the table itself, one for each of its places; also of
-    the folder that a catalogue says it has.
+def place_names(
+    table: Table, joined: str | None, below: Sequence[str], ledger: Ledger
+) -> list[str]:
+    """Names of where a joined relation is, or the table itself, one for each of its places.
+
+    Args:
+        below: the folder that a catalogue says it has, or the relations that it reads as a view.
     """
     if table.source is None:
         # Resolved, so that a symbolic link is no second data set.
-        marks = [
-            f"{os.path.realpath(table.database)}\0{plain_relation(joined or table.relation_name)}"
-        ]
+        file = os.path.realpath(table.database)
+        relations = map(plain_relation, (joined or table.relation_name, *below))
+        marks = [f"{file}\0{one}" for one in dict.fromkeys(relations)]
     else:
         # Without the server's name, which may have several: what two clusters call the same is one
         # place, the stricter of two mistakes. Also the folder that a symbolic link on this machine leads
         # to; another machine may have none.
         source = table.source if joined is None else table.source.find_relation(joined)
-        paths = [source.place]
-        if folder is not None:
-            paths.append(source.in_folder(folder).place)
+        paths = [source.place, *(source.in_folder(one).place for one in below)]
         paths += [os.path.realpath(one) for one in paths if one.startswith("/")]
         marks = [f"{table.source.backend}\0{one}" for one in dict.fromkeys(paths)]
     return [f"place {ledger.commitment(mark.encode(), 'place')[:32]}" for mark in marks]

@@ -230,6 +230,10 @@ class ListConnection(sandbox.Connection):
             self._rows = sandbox.Relation(quoted, self.bind_fields(quoted))
         return self._rows
 
+    def list_below(self, name: str) -> list[str]:
+        """None: a list has no views."""
+        return []
+
     def count_stored_rows(self, relation: sandbox.Relation) -> int | None:
         """How many rows the files have, by what their ends say, of which there may be many: asked once."""
         if self._count is None:

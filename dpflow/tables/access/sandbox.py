@@ -348,6 +348,24 @@ class Connection:
             sources.append(tuple(one.strip('"') for one in reversed(parts)))
         return sources
 
+    def list_below(self, name: str) -> list[str]:
+        """The relations of the file that a view may read, none of a table. Binds only: reads no row.
+
+        DuckDB says their last names, so those of that name in all schemas count, and all relations where it cannot tell.
+        """
+        plain = name.split(".") if re.fullmatch(r"\w+(\.\w+)?", name, re.ASCII) else None
+        names = {} if plain else self.list_relations()
+        parts = plain or names[sql.match_name(name, names, "relation called")]
+        full = (PRIVATE, *(["main"] if len(parts) == 1 else []), *parts)
+        sources = self.list_sources(Relation(sql.quote_path(*full), {}))
+        if sources == [tuple(part.casefold() for part in reversed(full))]:
+            return []
+        names = names or self.list_relations()
+        if sources is None:
+            return list(names)
+        last = {source[0].replace('""', '"') for source in sources}
+        return [one for one, path in names.items() if path[-1].casefold() in last]
+
     def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""
         # A declared column of that name, of a table or a view, hides the storage's.

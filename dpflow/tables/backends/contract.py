@@ -161,9 +161,9 @@ class QueryBackend(ABC):
     def snapshot_identity(self) -> bytes:
         """What differs when the rows may differ. Private: it leaves only as a keyed digest."""
 
-    def find_folders(self) -> Mapping[str, str]:
-        """Where the rows are that a declaration names otherwise, as by a catalogue: folders by the
-        name of the join, that of the table itself by "". So one data set under two names is still one.
+    def find_sources(self) -> Mapping[str, Sequence[str]]:
+        """Where else the rows are that a declaration names: the folder of a catalogue's table, or the relations of the file that a
+        view reads; by the name of the join, of the table itself by "". So one data set under two names is still one.
         """
         return {}
 

@@ -209,6 +209,37 @@ def test_a_dimension_that_was_read_is_no_fresh_holdout(tiny: Tiny, ledger: Ledge
     )
 
 
+@pytest.mark.parametrize(
+    ("gated", "read"), [("visits", "seen"), ("seen", "visits"), ("seen", "deep")]
+)
+def test_a_view_is_the_rows_that_it_reads(
+    tiny: Tiny, ledger: Ledger, gated: str, read: str
+) -> None:
+    """A release through a view of the gate's table, or of the table of its view, ends its proof; an open gate closes both."""
+    views = "CREATE SCHEMA s; CREATE VIEW seen AS FROM visits; CREATE VIEW s.more AS FROM main.seen; CREATE VIEW deep AS FROM s.more"
+    tiny.fill(f"{ROWS}; CREATE TABLE cities(person VARCHAR); {views}")
+    text = (tiny.folder / "visits.yml").read_text()
+    (tiny.folder / "visits.yml").write_text(f"{text}relation: {gated}\n")
+    other = text.replace("name: visits", "name: other").replace("holdout: true", "holdout: false")
+    (tiny.folder / "other.yml").write_text(f"{other}relation: {read}\n")
+    (tiny.folder / "cities.yml").write_text(f"{other}relation: cities\n".replace("other", "cities"))
+    first, second = (
+        plan("count", tiny.folder / "other.yml", name=name, scope="more", epsilon="1")
+        for name in ("first", "second")
+    )
+    release(first, ledger)
+    session = open_gate(tiny, ledger)
+    wanted = plan(
+        "reusable_holdout", tiny.folder / "visits.yml", name="gate", scope="gate", **PARAMS
+    )
+    names = data_names(wanted, ledger, PrivateTable(wanted.table))
+    assert not ledger.is_fresh(session.id, "gate", names)
+    with pytest.raises(DatasetLocked, match="this relation, by where it is stored"):
+        release(second, ledger)
+    aside = plan("count", tiny.folder / "cities.yml", name="a", scope="more", epsilon="1")
+    assert release(aside, ledger).result.rows
+
+
 def replace_name(planned: Plan, name: str) -> Plan:
     return replace(planned, request=planned.request.model_copy(update={"name": name}))
 

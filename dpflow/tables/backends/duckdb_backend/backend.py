@@ -94,6 +94,12 @@ class DuckDBBackend(QueryBackend):
             + self.table.relation_name.encode()
         )
 
+    def find_sources(self) -> Mapping[str, Sequence[str]]:
+        relations = {"": self.table.relation_name}
+        relations |= {join.name: join.relation for join in self.table.joins}
+        with self._open_query(()) as reading:
+            return {name: reading.connection.list_below(one) for name, one in relations.items()}
+
     def column_types(self, names: Collection[str]) -> Mapping[str, str]:
         with self._open_query(()) as reading:
             return {name: sql.describe_type(reading.column(name).type) for name in names}

@@ -109,13 +109,13 @@ class SparkBackend(QueryBackend):
         joined = {one.name: source.find_relation(one.relation) for one in self.table.joins}
         return {"": source, **joined}
 
-    def find_folders(self) -> Mapping[str, str]:
+    def find_sources(self) -> Mapping[str, Sequence[str]]:
         sources = self.name_sources(require_source(self.table.source, self.what))
         names = [name for name, one in sources.items() if not is_folder(one.table)]
         if not names:
             return {}
         with self.open_source() as source:
-            return {name: source.states[name].location for name in names}
+            return {name: [source.states[name].location] for name in names}
 
     def require_unchanged(self, source: OpenSource) -> None:
         """Raises `TableBusy` if files changed since the source was opened."""
