@@ -157,8 +157,9 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
         raise InvalidInput(
             f"release {release_id} is {stored.state}, so it has no result; run its file again to finish it"
         )
+    release = read_settled(opened, stored)
     if output is not None:
-        write_tables([make_table(read_settled(opened, stored))], output)
+        write_tables([make_table(release)], output)
     if as_json:
         # A service keeps there what it was sent, encrypted: nothing to read.
         request = list_request_fields(stored.request, stored.scope)
@@ -168,10 +169,10 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
                 "id": stored.release_id,
                 "request": request,
                 "about": leave_out_empty(about),
-                **stored.result,
+                **release.result.to_json(),
             }
         )
     _print_result(
         f"{stored.request.get('name')}: {describe_question(stored.request)} (id {stored.release_id})",
-        Result.from_json(stored.result),
+        release.result,
     )

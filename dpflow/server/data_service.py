@@ -112,7 +112,7 @@ class DataService:
         self.facts = PublicFacts(tables, ledger)
         self._contracts = load_contracts(service)
         self.gates = load_gates(service, ledger, registry)
-        self.publications = Publications(service.published, ledger)
+        self.publications = Publications(service.published, tables, ledger)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
         self._requests = SealedRequests(ledger)
 

@@ -1,7 +1,7 @@
 """The door ``read``: settled results by URL, as the ledger has them, for dashboards and spreadsheets.
 
-A result is settled once and never changes, so the ids of the releases name the content. Copies are for who cannot ask by
-URL, and follow what is settled.
+A result is settled once and never changes, so the ids of the releases, and what nobody exceeds, name the content. Copies are
+for who cannot ask by URL, and follow what is settled.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.copies import copy_settled, encode_results, find_latest
 from dpflow.engine.releases.republish import read_settled
 from dpflow.errors import DpflowError, UnknownName
@@ -48,11 +49,16 @@ class Publications:
 
     Args:
         terms: the releases, by the names that URLs have.
+        tables: the declarations, by name.
         ledger: has their results.
     """
 
-    def __init__(self, terms: Mapping[str, Publication], ledger: Ledger) -> None:
+    def __init__(
+        self, terms: Mapping[str, Publication], tables: Mapping[str, Table], ledger: Ledger
+    ) -> None:
         self._terms, self._ledger = terms, ledger
+        # Total intervals may rest on them.
+        self._largest = {name: table.largest_text for name, table in tables.items()}
         self._kept: OrderedDict[str, bytes] = OrderedDict()
         # What each copy has.
         self._copied: dict[tuple[str, str], list[str]] = {}
@@ -86,14 +92,14 @@ class Publications:
         caller.require_door("read")
         if name not in caller.terms.published:
             raise UnknownName("publication", name, caller.terms.published)
-        tag = _make_tag(name, kind, self._list_settled(name), latest=latest)
+        tag = self._make_tag(name, kind, self._list_settled(name), latest=latest)
         if known is not None and _is_known(tag, known):
             return PublishedFile(tag, kind, None)
         content = self._kept.get(tag)
         if content is None:
             settled = self._find_settled(name)
             # Perhaps more than were listed.
-            tag = _make_tag(name, kind, [one.release_id for one in settled], latest=latest)
+            tag = self._make_tag(name, kind, [one.release_id for one in settled], latest=latest)
             content = self._keep(tag, self._encode(settled, kind, latest=latest))
         return PublishedFile(tag, kind, content)
 
@@ -125,26 +131,30 @@ class Publications:
                 if self._copied.get((name, place)) == listed:
                     continue
                 try:
-                    copy_settled(self._ledger, self._find_settled(name), place, name)
+                    copy_settled(
+                        self._ledger, self._find_settled(name), place, name, self._find_largest
+                    )
                     self._copied[name, place] = listed
                 except DpflowError as error:
                     log.warning("published %r was not copied: %s", name, error)
 
     def _encode(self, settled: list[ReleaseRecord], kind: FileKind, *, latest: bool) -> bytes:
-        releases = [read_settled(self._ledger, record) for record in settled]
+        releases = [read_settled(self._ledger, one, self._find_largest) for one in settled]
         return encode_results(find_latest(releases) if latest else releases, kind)
+
+    def _find_largest(self, table: str) -> str:
+        return self._largest.get(table, "")
+
+    def _make_tag(self, name: str, kind: FileKind, settled: Sequence[str], *, latest: bool) -> str:
+        """The name of a file's content: a result is settled once and never changes."""
+        about = json.dumps([name, kind, latest, list(settled), self._largest])
+        return f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
 
     def _keep(self, tag: str, content: bytes) -> bytes:
         self._kept[tag] = content
         while sum(map(len, self._kept.values())) > _MAX_KEPT and len(self._kept) > 1:
             self._kept.popitem(last=False)
         return content
-
-
-def _make_tag(name: str, kind: FileKind, settled: Sequence[str], *, latest: bool) -> str:
-    """The name of a file's content: a result is settled once and never changes."""
-    about = json.dumps([name, kind, latest, list(settled)])
-    return f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
 
 
 def _is_known(tag: str, known: str) -> bool:

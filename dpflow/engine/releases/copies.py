@@ -13,7 +13,13 @@ from typing import Any
 from dpflow.core.contract.published_release import PublishedRelease, find_interval
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS, utc_time
 from dpflow.core.contract.results import Result
-from dpflow.engine.releases.republish import publish_settled, read_settled
+from dpflow.engine.releases.republish import (
+    FindLargest,
+    find_largest,
+    list_withdrawn,
+    publish_settled,
+    read_settled,
+)
 from dpflow.engine.releases.result_table import encode_tables, make_table
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, ReleaseRecord
@@ -44,8 +50,14 @@ def list_files(place: str) -> list[str]:
     return [f"{place[: -len('.parquet')]}_latest.parquet", place]
 
 
-def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, table: str) -> int:
-    """Bring a copy up to these settled results.
+def copy_settled(
+    ledger: Ledger,
+    settled: Sequence[ReleaseRecord],
+    place: str,
+    table: str,
+    largest: FindLargest = find_largest,
+) -> int:
+    """Bring a copy up to these settled results, without total intervals that rest on a maximum that is not declared now.
 
     Args:
         place: a ``.duckdb`` or ``.parquet`` file, ``s3://BUCKET/NAME.parquet``, or a URL of PostgreSQL.
@@ -64,16 +76,16 @@ def copy_settled(ledger: Ledger, settled: Sequence[ReleaseRecord], place: str, t
         records = {record.release_id: record for record in settled}
 
         def read(release_id: str) -> list[tuple[Any, ...]]:
-            release = read_settled(ledger, records[release_id])
+            release = read_settled(ledger, records[release_id], largest)
             columns = make_table(release).columns()
             start = _find_interval(release)
             values = [columns[name] for name in FIELDS]
             return [(*row, start) for row in zip(*values, strict=True)]
 
-        return add_rows(place, table, _KINDS, list(records), read)
+        return add_rows(place, table, _KINDS, list(records), read, list_withdrawn(settled, largest))
     if place.lower().endswith(".duckdb"):
-        return publish_settled(ledger, settled, Path(place), table)
-    releases = [read_settled(ledger, record) for record in settled]
+        return publish_settled(ledger, settled, Path(place), table, largest)
+    releases = [read_settled(ledger, record, largest) for record in settled]
     # First the latest: who reads both finds each of its rows in the other sooner or later.
     for file, rows in zip(list_files(place), (find_latest(releases), releases), strict=True):
         replace_file(file, encode_results(rows, "parquet"))

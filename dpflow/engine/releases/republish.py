@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dpflow.catalogue import is_table_name
 from dpflow.core.contract.results import Result
+from dpflow.errors import DpflowError
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables import PublishedRelease, publish, published_ids
+from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.publish import withdraw_totals
+
+#: Finds `Table.largest_text` of a table's declaration of now by its name; "" where there is none.
+FindLargest = Callable[[str], str]
+
+
+def find_largest(table: str) -> str:
+    """The same of the declaration that ``dpflow.yml`` names."""
+    try:
+        return load_table(table).largest_text if is_table_name(table) else ""
+    except DpflowError:
+        return ""
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
@@ -22,20 +37,45 @@ def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | Non
 
 
 def publish_settled(
-    ledger: Ledger, settled: Sequence[ReleaseRecord], database: Path, table: str
+    ledger: Ledger,
+    settled: Sequence[ReleaseRecord],
+    database: Path,
+    table: str,
+    largest: FindLargest = find_largest,
 ) -> int:
     """As `publish_missing`, of these releases."""
     # One look at the table for all releases, not one for each.
     present = published_ids(database, table)
     missing = [record for record in settled if record.release_id not in present]
     for stored in missing:
-        publish(database, table, read_settled(ledger, stored))
+        publish(database, table, read_settled(ledger, stored, largest))
+    withdraw_totals(database, table, present & set(list_withdrawn(settled, largest)))
     return len(missing)
 
 
-def read_settled(ledger: Ledger, stored: ReleaseRecord) -> PublishedRelease:
-    """A settled release of a ledger as it is published. Raises like `Ledger.settlement`."""
-    request, result = stored.request, Result.from_json(stored.result or {"rows": []})
+def list_withdrawn(settled: Sequence[ReleaseRecord], largest: FindLargest) -> list[str]:
+    """Ids of the releases whose total intervals rest on a maximum that is not declared any more."""
+    return [
+        record.release_id
+        for record in settled
+        if "totals" in (record.result or {}) and _read_result(record, largest).totals is None
+    ]
+
+
+def _read_result(stored: ReleaseRecord, largest: FindLargest) -> Result:
+    result = Result.from_json(stored.result or {"rows": []})
+    if result.totals is None:
+        return result
+    return result.follow_declaration(largest(str(stored.request.get("table"))))
+
+
+def read_settled(
+    ledger: Ledger, stored: ReleaseRecord, largest: FindLargest = find_largest
+) -> PublishedRelease:
+    """A settled release of a ledger as it is published: without total intervals that rest on a maximum which its
+    table's declaration does not have now. Raises like `Ledger.settlement`.
+    """
+    request, result = stored.request, _read_result(stored, largest)
     settlement = ledger.settlement(stored.release_id)
     return PublishedRelease(
         release_id=stored.release_id,

@@ -114,6 +114,7 @@ def add_rows(
     kinds: Mapping[str, str],
     ids: Sequence[str],
     read: Callable[[str], Sequence[Sequence[Any]]],
+    withdrawn: Sequence[str] = (),
 ) -> int:
     """Add the rows of those releases that a table of PostgreSQL lacks, and make table and view if they are missing: the
     view ``TABLE_latest`` has the `dpflow.tables.public.named_tables.LATEST` ones.
@@ -123,6 +124,7 @@ def add_rows(
         kinds: columns with their types, as DuckDB names them; ``release_id`` is one of them.
         ids: of releases.
         read: the rows of one, with a value for each column.
+        withdrawn: releases whose total intervals are taken out.
 
     Returns: how many releases were added.
 
@@ -167,6 +169,12 @@ def add_rows(
             query = sql.SQL("SELECT DISTINCT release_id FROM {}").format(name)
             present = {row[0] for row in connection.execute(query)}
             missing = [release_id for release_id in ids if release_id not in present]
+            if withdrawn:
+                update = (
+                    "UPDATE {} SET low = NULL, high = NULL "
+                    "WHERE coalesce(low, high) IS NOT NULL AND release_id = ANY(%s)"
+                )
+                connection.execute(sql.SQL(update).format(name), [list(withdrawn)])
             fields = sql.SQL(", ").join(map(sql.Identifier, kinds))
             copy = sql.SQL("COPY {} ({}) FROM STDIN").format(name, fields)
             if missing:

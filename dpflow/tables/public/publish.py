@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,28 @@ def publish(
 
     # A retry, which is most often one of a release that is there, copies no file.
     if not (database.exists() and read_file(database, deadline, is_published)):
+        write_file(database, deadline, write)
+
+
+def withdraw_totals(
+    database: Path, table: str, ids: Collection[str], *, deadline: float = 30.0
+) -> None:
+    """Take the total intervals of these releases out of a published table. Raises like `publish`."""
+    rows = f"{sql.quote_name(table)} WHERE coalesce(low, high) IS NOT NULL AND release_id IN (SELECT unnest(?))"
+
+    def has_totals(connection: duckdb.DuckDBPyConnection) -> bool:
+        return (
+            connection.execute(f"SELECT 1 FROM {rows} LIMIT 1", [list(ids)]).fetchone() is not None
+        )
+
+    def write(connection: duckdb.DuckDBPyConnection) -> bool:
+        target, _, condition = rows.partition(" WHERE ")
+        connection.execute(
+            f"UPDATE {target} SET low = NULL, high = NULL WHERE {condition}", [list(ids)]
+        )
+        return True
+
+    if ids and read_file(database, deadline, has_totals):
         write_file(database, deadline, write)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import fsspec
 import psycopg
 import pyarrow.parquet
@@ -17,13 +18,16 @@ import yaml
 from service_world import RELEASE, TOKENS, ServiceWorld, asker, settle, task
 from typer.testing import CliRunner
 
+import dpflow
 from dpflow.cli import app, publish
 from dpflow.engine.releases.copies import check_place, copy_settled
 from dpflow.errors import InvalidInput, NotPublished, PlanRefused
-from dpflow.ledger import ReleaseRecord
+from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.server import app as server_app
 from dpflow.server.served_tables import load_tables
 from dpflow.server.service import load_service
+from dpflow.tables import read_published
+from dpflow.tables.access.declarations import load_table
 from dpflow.tables.access.file_list import FileList, ListedFile
 from dpflow.tables.public import copies
 
@@ -316,3 +320,39 @@ def test_a_server_is_asked_whatever_case_its_scheme_has(
 ) -> None:
     place = url.replace("postgresql://", "Postgresql+PSYCOPG://")
     assert copy_settled(world.ledger, settled, place, "daily") == 2
+
+
+@pytest.mark.parametrize("place", ["seen.duckdb", "seen.parquet", "server"])
+def test_a_copy_states_no_maximum_that_was_withdrawn(
+    tmp_path: Path, place: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither one that is brought up to date nor one that is made later: 300 to 300 was stated of 3,000 rows."""
+    place = request.getfixturevalue("url") if place == "server" else str(tmp_path / place)
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect("private.duckdb") as connection:
+        connection.execute("CREATE TABLE seen AS SELECT i % 60 AS unit FROM range(3000) r(i)")
+    declared = {"name": "seen", "database": "private.duckdb", "privacy_unit": {"column": "unit"},
+                "contribution_bounds": {"rows": 5}, "max_contributions": {"rows": 5}, "columns": {}}  # fmt: skip
+    Path("seen.yml").write_text(yaml.safe_dump(declared))
+    Path("dpflow.yml").write_text(yaml.safe_dump({"tables": {"seen": "seen.yml"}}))
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    ledger.grant("seen", 9, 0, table=load_table("seen"), principal="owner")
+    dpflow.sql("SELECT COUNT(*) FROM seen", ledger=ledger, scope="seen", epsilon="1")
+    released = ledger.releases("seen")
+
+    def read_totals(of: str) -> list[Any]:
+        if of.endswith(".duckdb"):
+            return [row["low"] for row in read_published(Path(of), "seen")]
+        if of.endswith(".parquet"):
+            return list(pyarrow.parquet.read_table(of)["low"].to_pylist())
+        with psycopg.connect(of) as server:
+            return [low for (low,) in server.execute("SELECT low FROM seen").fetchall()]
+
+    copy_settled(ledger, released, place, "seen")
+    assert None not in read_totals(place)
+    Path("seen.yml").write_text(yaml.safe_dump(declared | {"max_contributions": {"rows": 50}}))
+    copy_settled(ledger, released, place, "seen")
+    assert read_totals(place) == [None]
+    later = str(tmp_path / "later.duckdb")
+    copy_settled(ledger, released, later, "seen")
+    assert read_totals(later) == [None]
