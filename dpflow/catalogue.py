@@ -53,7 +53,7 @@ class Catalogue(Strict):
         scope: which budget pays for a release that names none.
         tables: the declarations, by the names that they give themselves.
         public: files of facts that are nobody's data, such as populations, by the names that queries give them:
-            CSV, TSV, JSON, JSON lines or Parquet. Queries join them with what was released.
+            CSV, TSV, JSON, JSON lines or Parquet. Queries join them.
         output: where results are copied to, if a release does not say where.
         plugins: a folder of plugins that are one file each, to be tried before they are packaged: commands and Python
             that start below this file run their code. No certificate covers them.

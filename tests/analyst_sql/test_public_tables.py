@@ -1,8 +1,9 @@
-"""Public tables of dpflow.yml: joined with what was released, and never with private rows."""
+"""Public tables of dpflow.yml: joined with what was released, and with private rows by a key that is unique."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pytest
@@ -62,15 +63,16 @@ def test_counts_are_joined_and_keep_intervals(shop: Path, monkeypatch: pytest.Mo
     ("query", "rule"),
     [
         ("SELECT COUNT(*) FROM population", "declared-table"),
-        ("SELECT COUNT(*) FROM orders JOIN population USING (country)", "joins"),
-        ("SELECT COUNT(*) FROM population JOIN orders USING (country)", "joins"),
+        ("SELECT COUNT(*) FROM orders JOIN population USING (country)", "ok"),
+        ("SELECT COUNT(*) FROM population JOIN orders USING (country)", "ok"),
+        ("SELECT COUNT(*) FROM population LEFT JOIN orders USING (country)", "joins"),
         ("SELECT COUNT(*) FROM orders WHERE country IN (SELECT country FROM population)", None),
         (PER_HEAD.replace("people", "persons"), "binding"),
         (PER_HEAD.replace("Population", "main.population"), "ok"),
         (PER_HEAD.replace("Population", "other.population"), "declared-table"),
     ],
 )
-def test_private_rows_meet_no_public_table(shop: Path, query: str, rule: str | None) -> None:
+def test_what_private_rows_meet_of_a_public_table(shop: Path, query: str, rule: str | None) -> None:
     """What it would decide about rows is refused before a charge."""
     if rule == "ok":
         plan_sql(query, PRICE, folder=shop)
@@ -162,3 +164,169 @@ def test_who_names_the_tables_gets_no_others(shop: Path, monkeypatch: pytest.Mon
     monkeypatch.chdir(shop)
     with pytest.raises(SqlRefused, match="population"):
         plan_sql(PER_HEAD.replace("Population", "population"), PRICE, [shop / "orders.yml"])
+
+
+@pytest.fixture
+def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """4,000 private rows with keys that are missing on either side, and so much to spend that noise is negligible."""
+    monkeypatch.chdir(tmp_path)
+    with duckdb.connect("rows.duckdb") as connection:
+        connection.execute(
+            "CREATE TABLE visits AS SELECT i % 2000 AS unit, ['a', 'b', 'B', 'c', NULL, 'x''y'][1 + i % 6] AS code, "
+            "(i % 7)::INTEGER AS number, DATE '2024-01-01' + (i % 3)::INTEGER AS day, i % 5 = 0 AS late, "
+            "(i % 11)::DOUBLE AS amount FROM range(4000) r(i)"
+        )
+    declared = {
+        "name": "visits",
+        "database": "rows.duckdb",
+        "privacy_unit": {"column": "unit"},
+        "contribution_bounds": {"rows": 2, "groups": 2},
+        "columns": {
+            **{name: {} for name in ("number", "day", "late")},
+            "code": {"public_keys": ["a", "b", "B", "c", "x'y"]},
+            "amount": {"lower": 0, "upper": 10, "step": 1},
+        },
+    }
+    Path("visits.yml").write_text(yaml.safe_dump(declared))
+    Path("codes.csv").write_text(
+        "code,region,weight,rate,open\na,North,2,0.5,true\nb,South,-3,1.25,false\nB,North,5,,true\nx'y,it's,7,2,\n"
+        "zz,Nowhere,9,3,true\n,Missing,1,1,true\n"
+    )
+    Path("numbers.csv").write_text("number,name,code\n1,one,q\n2,two,q\n3,one,q\n")
+    Path("days.csv").write_text("day,label\n2024-01-01,first\n2024-01-03,third\n")
+    Path("flags.csv").write_text("late,word\ntrue,late\nfalse,early\n")
+    Path("twice.csv").write_text("code,region\na,North\na,South\n")
+    Path("texts.csv").write_text("number,name\none,one\n2,two\n")
+    Path("many.csv").write_text("code\n" + "".join(f"code {n}\n" for n in range(2000)))
+    public = ["codes", "numbers", "days", "flags", "twice", "texts", "many"]
+    catalogue = {"tables": {"visits": "visits.yml"}, "scope": "s",
+                 "public": {name: f"{name}.csv" for name in public}}  # fmt: skip
+    Path("dpflow.yml").write_text(yaml.safe_dump(catalogue))
+    ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
+    terms = {"table": load_table("visits"), "principal": "o", "filter": "basic"}
+    ledger.grant("s", 10**6, "0.9", **terms, confirm_large=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "SELECT r.region, COUNT(*) AS n FROM visits v JOIN codes r ON v.code = r.code GROUP BY r.region",
+        "SELECT region, COUNT(*), SUM(v.amount) FROM codes r JOIN visits v ON v.code = r.code GROUP BY region",
+        "SELECT COUNT(*) FROM visits JOIN codes USING (code)",
+        "SELECT COUNT(*) FROM visits LEFT JOIN codes USING (code)",
+        "SELECT COUNT(*) FROM visits v LEFT JOIN codes r USING (code) WHERE r.region IS NULL",
+        "SELECT COUNT(*) FROM visits v LEFT JOIN codes r ON (r.code = v.code) WHERE r.code IS NULL OR weight < 0",
+        "SELECT SUM(r.weight), SUM(r.rate), COUNT(r.rate), COUNT(*) FILTER (WHERE NOT r.open) FROM visits v JOIN Codes r "
+        "ON v.code = r.code WHERE weight BETWEEN -3 AND 6",
+        "SELECT code, COUNT(*) / MAX(r.weight) AS x, MIN(r.region), ANY_VALUE(r.rate), MAX(r.open) FROM visits JOIN codes r "
+        "USING (code) WHERE code <> 'c' GROUP BY code",
+        "SELECT v.code, COUNT(*) AS n, MAX(r.region) FROM visits v LEFT JOIN codes r ON v.code = r.code GROUP BY 1",
+        "SELECT s.name, COUNT(*) FROM visits v JOIN numbers s ON v.number = s.number GROUP BY s.name",
+        "SELECT d.label, f.word, COUNT(*) FROM visits v JOIN days d USING (day) LEFT JOIN flags f ON v.late = f.late "
+        "GROUP BY ALL",
+        "WITH w AS (SELECT unit, r.region || '!' AS place, amount FROM visits v JOIN codes r ON v.code = r.code) "
+        "SELECT place, SUM(amount) FROM w GROUP BY place",
+        "WITH w AS (SELECT code, amount AS a FROM visits WHERE late) SELECT region, SUM(a) FROM w JOIN codes c ON w.code = "
+        "c.code GROUP BY region",
+        "WITH w AS (SELECT unit, SUM(r.weight) AS s FROM visits v JOIN codes r ON v.code = r.code WHERE r.open GROUP BY unit) "
+        "SELECT COUNT(*) FROM w WHERE s > 2",
+    ],
+)
+def test_private_rows_find_public_ones_as_duckdb_joins_them(rows: Path, query: str) -> None:
+    """Keys that either side lacks, NULL among them, texts that differ in case, and columns that are NULL."""
+    answered = dpflow.sql(query, ledger=rows / "ledger.sqlite", epsilon="9000", delta="1e-3")
+    with duckdb.connect(str(rows / "rows.duckdb"), read_only=True) as connection:
+        for file in rows.glob("*.csv"):
+            connection.execute(f"CREATE TEMP VIEW {file.stem} AS FROM '{file}'")
+        truth = connection.execute(query).fetchall()
+
+    def show(listed: list[tuple[Any, ...]]) -> set[tuple[str, ...]]:
+        # Declared keys without rows are groups, too, and rows without a key are in none.
+        kept = [row for row in listed if row[0] is not None and 0 not in row]
+        return {
+            tuple(f"{v:.3g}" if type(v) in (int, float) else str(v) for v in row) for row in kept
+        }
+
+    assert show(answered.rows) == show(truth) != set()
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        ("visits v JOIN twice r ON v.code = r.code", "several rows of 'twice' have one code"),
+        (
+            "visits v JOIN texts r ON v.number = r.number",
+            "the key is INTEGER in 'visits' and VARCHAR in 'texts'",
+        ),
+        (
+            "visits v JOIN numbers r ON v.amount = r.number",
+            "the key is DOUBLE in 'visits' and BIGINT",
+        ),
+        ("visits v RIGHT JOIN codes r ON v.code = r.code", "RIGHT JOIN of private rows"),
+        ("visits v JOIN codes r ON v.code > r.code", "one equality of columns"),
+        ("visits v, codes r", "one equality of columns"),
+        ("visits v JOIN codes r ON v.code = r.code AND r.weight > 1", "one equality of columns"),
+        ("visits v JOIN codes r ON upper(v.code) = r.code", "one equality of columns"),
+        ("visits v JOIN codes r ON code = r.code", "one equality of columns"),
+        ("visits v JOIN codes v ON v.code = v.code", "two relations are called 'v'"),
+        ("visits v JOIN many r ON v.code = r.code", "2000 public rows are too many"),
+        (
+            "visits v JOIN codes r ON v.code = r.code JOIN twice t ON r.region = t.region",
+            "as it is stored",
+        ),
+        (
+            "visits v JOIN codes r ON v.code = r.code WHERE code = 'a'",
+            "two relations have a column 'code'",
+        ),
+        ("visits v JOIN days r USING (day) WHERE r.day > '2024-01-02' AND label > 0", None),
+        ("(SELECT * FROM visits v JOIN codes r USING (code)) t", "name the columns"),
+    ],
+)
+def test_a_join_that_could_repeat_a_row_or_compare_otherwise_is_refused(
+    rows: Path, source: str, words: str | None
+) -> None:
+    """Before a charge; the private types are the catalogue's."""
+    with pytest.raises(DpflowError, match=words):
+        plan_sql(f"SELECT COUNT(*) FROM {source}", {"epsilon": "1", "delta": "1e-6"}, folder=rows)
+
+
+def test_a_public_join_costs_and_counts_as_what_it_is_written_out(rows: Path) -> None:
+    """Bounds, keys and noise are those of the CASE; another table is another question."""
+    of_join = "SELECT region, COUNT(*) AS n, SUM(amount) FROM visits JOIN codes USING (code) GROUP BY region"
+    of_case = (
+        "SELECT CASE WHEN code IN ('a', 'B') THEN 'North' WHEN code = 'b' THEN 'South' WHEN code = 'x''y' THEN 'it''s' WHEN "
+        "code = 'zz' THEN 'Nowhere' END AS region, COUNT(*) AS n, SUM(amount) FROM visits WHERE code IN ('a', 'B', 'b', 'x''y', "
+        "'zz') GROUP BY 1"
+    )
+    plans = [
+        plan_sql(query, {"epsilon": "1"}, folder=rows).parts[0].plan for query in (of_join, of_case)
+    ]
+    bounds = [plan.table.bounds_for(str(plan.request.params["by"])) for plan in plans]
+    assert bounds[0] == bounds[1] and plans[0].event == plans[1].event
+    assert plans[0].error_bound.half_width.keys() == plans[1].error_bound.half_width.keys()  # type: ignore[union-attr]
+    assert plans[0].table.public_keys(plans[0].request.params["by"]) == (
+        "North",
+        "Nowhere",
+        "South",
+        "it's",
+    )
+    first = dpflow.sql(of_join, ledger=rows / "ledger.sqlite", epsilon="1")
+    assert dpflow.sql(of_join, ledger=rows / "ledger.sqlite", epsilon="1").free and not first.free
+    (rows / "codes.csv").write_text("code,region\na,North\nb,North\n")
+    assert not dpflow.sql(of_join, ledger=rows / "ledger.sqlite", epsilon="1").free
+
+
+def test_a_published_answer_is_joined_after_the_aggregation(rows: Path) -> None:
+    """Its numbers have noise, which a condition on rows would hide."""
+    catalogue = yaml.safe_load((rows / "dpflow.yml").read_text())
+    catalogue["output"] = {"database": "published.duckdb"}
+    (rows / "dpflow.yml").write_text(yaml.safe_dump(catalogue))
+    query = "-- dp: name=by_code\nSELECT code, COUNT(*) AS n FROM visits GROUP BY code"
+    dpflow.sql(query, ledger=rows / "ledger.sqlite", epsilon="1")
+    with pytest.raises(SqlRefused, match="published answer, whose numbers have noise"):
+        plan_sql(
+            "SELECT COUNT(*) FROM visits v JOIN by_code b ON v.code = b.code",
+            {"epsilon": "1"},
+            folder=rows,
+        )

@@ -51,6 +51,7 @@ class AggregateReader:
         make_number: the column of the released table that stands for an aggregate.
         count_keys: what stands for the number of an expression's keys in the rows that a condition leaves; raises
             `PlanRefused` where its keys are not public.
+        find_constant: an expression that is one value in each group, over its keys; None of any other.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class AggregateReader:
         rows: RowReader,
         make_number: Callable[[SqlAggregate], Any],
         count_keys: Callable[[Node, Node | None, Any], Any],
+        find_constant: Callable[[Node], Any],
     ) -> None:
         self._table, self._rows, self._make_number = table, rows, make_number
-        self._count_keys = count_keys
+        self._count_keys, self._find_constant = count_keys, find_constant
         #: The part of the text that each aggregate stands in first.
         self.parsed: dict[SqlAggregate, Any] = {}
 
@@ -77,6 +79,9 @@ class AggregateReader:
             condition = self._rows.read(parsed.expression.this)
         if isinstance(call, exp.Window):
             return None
+        if isinstance(call, exp.IgnoreNulls) and isinstance(call.this, exp.AnyValue):
+            # So sqlglot reads DuckDB's ANY_VALUE.
+            call = call.this
         if isinstance(call, exp.IgnoreNulls | exp.RespectNulls):
             raise self.unknown(call.this)
         kind = type(call).__name__
@@ -119,6 +124,10 @@ class AggregateReader:
             return _take_root(self._number("variance", self._read_value(call), None, condition))
         if kind in _SAMPLES:
             return self._read_sample(kind != "Variance", self._read_value(call), condition)
+        if kind in ("Min", "Max", "AnyValue") and condition is None:
+            constant = self._find_constant(self._read_value(call))
+            if constant is not None:
+                return constant
         if kind in _SHARES:
             value = self._read_value(call)
             return self._number("quantile", value, _SHARES[kind], condition)

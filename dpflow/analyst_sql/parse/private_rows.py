@@ -5,7 +5,7 @@ expressions over them, and the conditions and blocks that WHERE names.
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +36,8 @@ class PrivateRows:
         units: names of the privacy unit's column, in lower case.
         block_names: names of the column that says a row's block, in lower case.
         names: all of them in the order of the query; None where ``*`` hides it.
+        public: `dpflow.analyst_sql.parse.public_joins.PublicColumns` of public tables that are joined, by their aliases
+            in lower case.
     """
 
     table: Table
@@ -47,6 +49,7 @@ class PrivateRows:
     units: frozenset[str] = frozenset()
     block_names: frozenset[str] = frozenset()
     names: tuple[str, ...] | None = None
+    public: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of_table(cls, table: Table, alias: str) -> PrivateRows:
@@ -56,7 +59,11 @@ class PrivateRows:
         return cls(table, alias.casefold(), units=frozenset({unit}), block_names=frozenset(block))
 
     def list_columns(self) -> dict[str, Node]:
-        """What ``*`` stands for: columns by the names that they have without a qualifier."""
+        """What ``*`` stands for: columns by the names that they have without a qualifier. Raises `Refusal`."""
+        if self.public:
+            raise Refusal(
+                "no-star", "* beside a public table may have a name twice; name the columns"
+            )
         if self.columns is not None:
             return dict(self.columns)
         columns: dict[str, Node] = {}
@@ -121,9 +128,33 @@ class RowReader(Reader):
 
     def _read_column(self, parsed: Any, depth: int) -> Node:
         columns = self._source.columns
+        if (public := self._find_public(parsed)) is not None:
+            return public[0].read(public[1], parsed)  # type: ignore[no-any-return]
         if columns is None:
             return Node("column", (self._table.split_name(self.resolve(parsed)),))
         return columns[self.resolve(parsed)]
+
+    def _find_public(self, parsed: Any) -> tuple[Any, str] | None:
+        """The joined public table and its column that a name means; None where it means none. Raises `Refusal`."""
+        qualifier = parsed.table.casefold()
+        found = [
+            (columns, name)
+            for alias, columns in self._source.public.items()
+            if qualifier in ("", alias) and (name := columns.find(parsed.name)) is not None
+        ]
+        if not found or (not qualifier and self.has_column(parsed) and self._is_key(parsed, found)):
+            return None
+        if len(found) > 1 or (not qualifier and self.has_column(parsed)):
+            raise Refusal(
+                "ambiguous-columns",
+                f"two relations have a column {parsed.name!r}; write which",
+                parsed,
+            )
+        return found[0]
+
+    def _is_key(self, parsed: Any, found: Sequence[tuple[Any, str]]) -> bool:
+        """Whether public columns are those that USING makes one of with the private column of this name."""
+        return all(columns.uses and name == columns.key_name for columns, name in found)
 
     def is_unit(self, parsed: Any) -> bool:
         """Whether a parsed part is the privacy unit's column."""
@@ -165,6 +196,8 @@ class RowReader(Reader):
         if not isinstance(parsed.this, exp.Identifier):
             raise Refusal("declared-columns", "* is no column; name the columns", parsed)
         source = self._source
+        if (public := self._find_public(parsed)) is not None:
+            return public[1]
         qualifier, name = parsed.table, parsed.name
         if qualifier.casefold() == source.alias:
             qualifier = ""

@@ -13,6 +13,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.parse.joins import add_join, spell_joins
 from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
+from dpflow.analyst_sql.parse.public_joins import join_public
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery
 from dpflow.analyst_sql.parse.select_reader import (
     AFTER_NOISE,
@@ -178,6 +179,10 @@ class _QueryReader:
             return parsed
         spell_joins(parsed, self._find_table, set(scope))
         joins = parsed.args.get("joins") or []
+        if len(joins) == 1 and self._begins_public(source.this, joins[0], scope):
+            public, private = source.this, joins[0].this
+            source.set("this", private)
+            joins[0].set("this", public)
         first = self._read_relation(source, scope, nested)
         if isinstance(first, PrivateRows):
             for join in joins:
@@ -306,6 +311,19 @@ class _QueryReader:
         for pivot in parsed.args.get("pivots") or ():
             self._replace_inner(pivot, scope, nested)
 
+    def _begins_public(self, first: Any, join: Any, scope: Scope) -> bool:
+        """Whether private rows stand behind a public table, in a join whose sides may be exchanged."""
+        tables = [first, join.this]
+        if not all(
+            isinstance(one, exp.Table) and isinstance(one.this, exp.Identifier) for one in tables
+        ):
+            return False
+        names = [one.name.casefold() for one in tables]
+        is_plain = not join.args.get("side") and str(join.args.get("kind") or "INNER") == "INNER"
+        are_public = [name not in scope and self._is_public(name) for name in names]
+        is_private = names[1] not in scope or scope[names[1]] is not None
+        return is_plain and is_private and are_public == [True, False]
+
     def _join_rows(self, source: PrivateRows, join: Any, scope: Scope) -> PrivateRows:
         """Private rows with a relation that the declaration joins them with."""
         joined = join.this
@@ -318,12 +336,9 @@ class _QueryReader:
                 join,
             )
         if isinstance(joined.this, exp.Identifier) and self._is_public(joined.name):
-            raise Refusal(
-                "joins",
-                f"the public table {joined.name!r} is joined with what was released: aggregate the private rows in a query "
-                f"of their own, and join its result; or declare it under joins of {source.table.name!r}",
-                join,
-            )
+            take_arguments(joined, "this", "alias")
+            table, called = self.public[joined.name.casefold()], joined.alias_or_name.casefold()
+            return join_public(source, join, table, joined.name, called)
         return add_join(source, join)
 
 

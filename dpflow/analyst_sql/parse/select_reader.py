@@ -17,6 +17,7 @@ from dpflow.analyst_sql.parse.parsed_parts import (
     take_arguments,
 )
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
+from dpflow.analyst_sql.parse.public_joins import find_constant
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SqlAggregate,
@@ -67,7 +68,7 @@ class SelectReader:
         self._rows = RowReader(source)
         self._numbers: dict[SqlAggregate, int] = {}
         self._aggregates = AggregateReader(
-            source.table, self._rows, self._make_number, self._count_keys
+            source.table, self._rows, self._make_number, self._count_keys, self._find_constant
         )
         #: Tables of how many keys an expression has in each group.
         self._key_counts: list[Any] = []
@@ -308,6 +309,13 @@ class SelectReader:
         except Refusal:
             return None
         return next((i for i, group in enumerate(self._groups) if group == node), None)
+
+    def _find_constant(self, node: Node) -> Any:
+        """See `find_constant`. A grouping set without a key has several of its values, and so has the last number of a
+        unit's rows.
+        """
+        is_one = self._is_single_set and self._table.unit_rows is None
+        return find_constant(node, self._groups, self._make_key) if is_one else None
 
     # --- what is computed of released numbers -------------------------------------------------------------------
 

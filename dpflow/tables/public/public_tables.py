@@ -1,6 +1,4 @@
-"""Files of facts that are nobody's data, such as populations and names of codes: queries join them with what was
-released.
-"""
+"""Files of facts that are nobody's data, such as populations and names of codes: queries join them."""
 
 from __future__ import annotations
 
