@@ -339,8 +339,11 @@ def _find_all(
     chooser: BoundsChooser,
 ) -> tuple[SplitQuery, PlannedParts, list[Stored | None]] | None:
     """A query as it is spelled, with its plans, if stored releases answer all of it."""
+    selects = spelled.list_releases()
+    if not all(map(releases.has_rows, selects)):
+        return None
     try:
-        if not all(map(releases.has_any, list_parts(spelled.list_releases()))):
+        if not all(map(releases.has_any, list_parts(selects))):
             return None
         if spelled is not query:
             query = replace_means(query)

@@ -196,12 +196,18 @@ def _read_arithmetic(expression: Any, find: Find) -> Known | None:
         first, second = (other_low, other_high) if kind is exp.Add else (other_high, other_low)
         least, most = kind(this=low, expression=first), kind(this=high, expression=second)
         return _make(operands, least, most, never_null=all(map(_is_never_null, operands)))
-    ends = (low, high, other_low, other_high)
-    name = "product" if kind is exp.Mul else "quotient"
+    (_, noise), (_, other) = operands
+    name, ends = "product" if kind is exp.Mul else "quotient", [low, high, other_low, other_high]
+    if not noise.noisy:
+        name, ends = "multiple" if kind is exp.Mul else "inverse", [low, other_low, other_high]
+    elif not other.noisy:
+        name, ends = "multiple" if kind is exp.Mul else "share", [low, high, other_low]
+        if kind is exp.Mul:
+            ends.insert(0, ends.pop())
     least, most = (call_macro(f"{name}_{end}", ends) for end in ("low", "high"))
     if kind is exp.Mul:
         return _make(operands, least, most, never_null=all(map(_is_never_null, operands)))
-    return _make(operands, least, most, operands[1][1].noisy)
+    return _make(operands, least, most, other.noisy)
 
 
 def _read_negation(expression: Any, find: Find) -> Known | None:

@@ -18,6 +18,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     COUNT,
     HIGH,
     LOW,
+    ROW,
     ReleasedNoise,
     RuleMissing,
     Shape,
@@ -55,6 +56,8 @@ from dpflow.tables.public.query_worker import SCHEMA
 
 #: Columns of one value beside which it has an interval: low, high, count.
 _BESIDE = 3
+#: Reads the ends of a column from a row; Nones where it has none.
+ReadEnds = Callable[[Sequence[Any]], tuple[Any, Any]]
 #: Stands at the end of names of columns with public ranges, where those with intervals have their level.
 _RANGES = "r"
 
@@ -158,7 +161,8 @@ def find_ranges(
     width = len(shape.columns)
     if [row[:width] for row in found] != [list(row) for row in rows]:
         return unlimited
-    return _read_ranges(found, _list_starts(shape))
+    starts = _list_starts(shape)
+    return _read_ranges(found, [_read_at(start) if start else _read_nothing for start in starts])
 
 
 def _make_range_rules(query: SplitQuery, tables: Sequence[ReleasedTable]) -> NoiseRules:
@@ -183,19 +187,31 @@ def _list_starts(shape: Shape) -> list[int]:
     ]
 
 
-def _read_ranges(rows: Sequence[Sequence[Any]], starts: Sequence[int]) -> list[list[ValueRange]]:
+def _read_nothing(row: Sequence[Any]) -> tuple[None, None]:
+    """Of a column without ends."""
+    return None, None
+
+
+def _read_at(start: int) -> ReadEnds:
+    """What reads ends that stand in a row from a place on."""
+    return lambda row: (row[start], row[start + 1])
+
+
+def _read_ranges(
+    rows: Sequence[Sequence[Any]], readers: Sequence[ReadEnds]
+) -> list[list[ValueRange]]:
     return [
-        [_read_range(row, position, start) if start else UNLIMITED for row in rows]
-        for position, start in enumerate(starts)
+        [_read_range(row[position], *read_ends(row)) for row in rows]
+        for position, read_ends in enumerate(readers)
     ]
 
 
-def _read_range(row: Sequence[Any], position: int, start: int) -> ValueRange:
-    span = _read_span(row, position, start)
+def _read_range(value: Any, low: Any, high: Any) -> ValueRange:
+    span = _read_span(value, low, high)
     if span is None:
         return UNLIMITED
-    low, high = (None if math.isinf(end) else end for end in span)
-    return ValueRange(low, high)
+    ends = (None if math.isinf(end) else end for end in span)
+    return ValueRange(*ends)
 
 
 class _Runs:
@@ -278,34 +294,43 @@ class _Runs:
         if with_ranges:
             rules = _make_range_rules(self._query, self._tables)
             ranges = [column.noise for column in rules.read_outer(self._tree).columns]
-        ends: list[Any] = []
-        wanted: set[str] = set()
+        alias = self._tree.args["from_"].this.alias_or_name
+        row_number = exp.column(ROW, table=exp.to_identifier(alias, quoted=True), quoted=True)
+        beside: list[Any] = [row_number]
+        wanted: set[str] = {ROW}
         levels: dict[str, FindEnds] = {}
 
-        def add_ends(noise: Known, level: str, find_ends: FindEnds) -> int:
-            """Where the ends of a column stand in a row, computed of those of a level."""
+        def add_ends(position: int, noise: Known, level: str, find_ends: FindEnds) -> ReadEnds:
+            """What reads the ends of a column from a row, computed of those of a level."""
+            if (cell := self._shape.columns[position].cell) is not None:
+                # What stands in a released row has the ends of that row's number.
+                known = list(map(find_ends, self._tables[cell[0]].numbers[cell[1]]))
+                return lambda row: known[row[len(planned)]]
             levels[level] = find_ends
             wanted.update(_name_level([noise.low, noise.high], level))
-            ends.extend((noise.low, noise.high))
-            return len(planned) + len(ends) - 2
+            beside.extend((noise.low, noise.high))
+            return _read_at(len(planned) + len(beside) - 2)
 
-        places = [
-            add_ends(noise, str(one.taken), self._find_ends(one.taken))
+        readers = [
+            add_ends(position, noise, str(one.taken), self._find_ends(one.taken))
             if one.confidence is not None
-            else 0
-            for noise, one in zip(noises, planned)
+            else _read_nothing
+            for position, (noise, one) in enumerate(zip(noises, planned))
         ]
-        starts = [add_ends(one, _RANGES, find_limits) if one.ruled else 0 for one in ranges]
-        if ends or self._rows is None:
-            self._tree.set("expressions", [*self._tree.expressions, *ends])
+        limits = [
+            add_ends(position, one, _RANGES, find_limits) if one.ruled else _read_nothing
+            for position, one in enumerate(ranges)
+        ]
+        if self._rows is None or any(one is not _read_nothing for one in (*readers, *limits)):
+            self._tree.set("expressions", [*self._tree.expressions, *beside])
             rows = self._run(write_sql(self._tree, copy=False), levels, wanted)
         else:
             rows = [list(row) for row in self._rows]
         columns = [
-            self._fill_column(column, rows, position, places[position])
+            self._fill_column(column, rows, position, readers[position])
             for position, column in enumerate(planned)
         ]
-        return columns, _read_ranges(rows, starts)
+        return columns, _read_ranges(rows, limits)
 
     def read_levels(self) -> list[ColumnIntervals]:
         """The intervals of each column, by a run for each level."""
@@ -330,7 +355,7 @@ class _Runs:
             counts = [int(row[start + 2] or 0) for row in (rows_at(1) if start else ())]
             column = self._plan_column(position, max(counts, default=0))
             if column.confidence is not None:
-                column = self._fill_column(column, rows_at(column.taken), position, start)
+                column = self._fill_column(column, rows_at(column.taken), position, _read_at(start))
             columns.append(column)
         return columns
 
@@ -381,13 +406,17 @@ class _Runs:
         return ColumnIntervals(True, noise.sources, together, taken, confidence, chosen=chosen)
 
     def _fill_column(
-        self, column: ColumnIntervals, rows: Sequence[Sequence[Any]], position: int, start: int
+        self,
+        column: ColumnIntervals,
+        rows: Sequence[Sequence[Any]],
+        position: int,
+        read_ends: ReadEnds,
     ) -> ColumnIntervals:
-        """The column with values and intervals of rows in which its ends stand from a place on."""
+        """The column with values and intervals of rows."""
         if column.confidence is None:
             return column
         values = [row[position] for row in rows]
-        spans = [_read_span(row, position, start) for row in rows]
+        spans = [_read_span(row[position], *read_ends(row)) for row in rows]
         is_known = any(span is not None for span in spans)
         confidence = column.confidence if is_known else None
         return replace(column, confidence=confidence, values=values, spans=spans)
@@ -442,8 +471,7 @@ def list_public(tables: Sequence[RowTable]) -> list[RowTable]:
     return [one.write_rows(ends) if isinstance(one, PublishedRows) else one for one in tables]
 
 
-def _read_span(row: Sequence[Any], position: int, start: int) -> tuple[float, float] | None:
-    value, low, high = row[position], row[start], row[start + 1]
+def _read_span(value: Any, low: Any, high: Any) -> tuple[float, float] | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if not is_number or low is None or high is None:
         return None

@@ -38,6 +38,8 @@ _MAX_STEPS = 20_000
 MARK = " #"
 #: What stands beside a column, by the end of its name.
 LOW, HIGH, COUNT = f"{MARK}low", f"{MARK}high", f"{MARK}count"
+#: The column of a released row's position.
+ROW = f"row{MARK}"
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.noise.noise_expressions import brackets, call, call_macro
-from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ReleasedColumns
+from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ROW, ReleasedColumns
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
@@ -104,6 +104,8 @@ class ReleasedTable:
                     written += [one for one in columns if wanted is None or one[0] in wanted]
         for position, filled in self.filled.items():
             written.append((filled_column(position), "BOOLEAN", filled))
+        if wanted and ROW in wanted:
+            written.append((ROW, "BIGINT", list(range(len(self.numbers[0])))))
         names = [(name, kind) for name, kind, _ in written]
         return RowTable(self.name, names, [values for _, _, values in written])
 

@@ -7,12 +7,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, Literal
 
 from sqlglot import ErrorLevel, exp
 
 from dpflow.core.contract.declaration import Table
+from dpflow.tables.language.conditions import MOST_IN_LINE
 from dpflow.tables.language.nodes import Node
 from dpflow.tables.public.query_process import RowTable
 from dpflow.tables.public.query_worker import SCHEMA
@@ -206,5 +207,11 @@ def write_sql(tree: Any, copy: bool = True) -> str:
 
 
 def join_conditions(conditions: tuple[Node, ...]) -> str | None:
-    """Conditions as the text of one, which the declared language reads."""
-    return " AND ".join(map(str, conditions)) or None
+    """Conditions as the text of one, which the declared language reads: as it writes it, so it is read once."""
+    if len(conditions) > MOST_IN_LINE:
+        return " AND ".join(map(str, conditions))
+    return (
+        str(reduce(lambda one, other: Node("AND", (one, other)), conditions))
+        if conditions
+        else None
+    )

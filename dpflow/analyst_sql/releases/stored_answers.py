@@ -124,6 +124,13 @@ class StoredReleases:
                 return stored
         return best
 
+    def has_rows(self, query: SelectQuery) -> bool:
+        """Whether some release may have read the rows of a SELECT, whatever it was asked of them."""
+        filters = [one.condition for one in query.aggregates if one.condition is not None]
+        asked = {str(one) for node in (*query.conditions, *filters) for one in split_nodes(node)}
+        known = (_read_conditions(one.request, query) for one in self._list(query))
+        return any(one is not None and one <= asked for one in known)
+
     def has_any(self, part: QueryPart) -> bool:
         """Whether some release answers a part, at whatever price."""
         return any(self._read(one, part) is not None for one in self._list(part.queries[0]))

@@ -24,22 +24,27 @@ SCHEMA = "released"
 MAX_BYTES, MAX_ROWS = 256 * 2**20, 1_000_000
 #: Table functions that compute rows from their arguments alone.
 _TABLE_FUNCTIONS = {"range", "generate_series", "unnest", "repeat_row"}
-_PRODUCTS = ", ".join(f"{a} {{sign}} {b}" for a in ("a", "b") for b in ("c", "d"))
+#: Products and quotients of numbers between ends: macro, parameters, where there is an interval, and its candidates. An
+#: operand that is exact has one end only: macros in macros are written out, so each repetition doubles the query.
+_PRODUCTS = (
+    ("product", "a, b, c, d", "", "a * c, a * d, b * c, b * d"),
+    ("multiple", "a, c, d", "", "a * c, a * d"),
+    ("quotient", "a, b, c, d", "c > 0 OR d < 0", "a / c, a / d, b / c, b / d"),
+    ("inverse", "a, c, d", "c > 0 OR d < 0", "a / c, a / d"),
+    ("share", "a, b, c", "c > 0 OR c < 0", "a / c, b / c"),
+)
 _LINES = [f"slope{n}, line{n}" for n in range(8)]
-#: Interval arithmetic, in which an operand is written once however often it is used: the ends of a product and of a
-#: quotient of [a, b] and [c, d]; and what noise of so many cells stays below, the least of eight Chernoff bounds.
+#: Interval arithmetic, in which an operand is written once however often it is used: the ends of products and
+#: quotients; and what noise of so many cells stays below, the least of eight Chernoff bounds.
 INTERVAL_MACROS = (
-    ("product_low", "a, b, c, d", f"least({_PRODUCTS.format(sign='*')})"),
-    ("product_high", "a, b, c, d", f"greatest({_PRODUCTS.format(sign='*')})"),
-    (
-        "quotient_low",
-        "a, b, c, d",
-        f"CASE WHEN c > 0 OR d < 0 THEN least({_PRODUCTS.format(sign='/')}) END",
-    ),
-    (
-        "quotient_high",
-        "a, b, c, d",
-        f"CASE WHEN c > 0 OR d < 0 THEN greatest({_PRODUCTS.format(sign='/')}) END",
+    *(
+        (
+            f"{name}_{end}",
+            parameters,
+            f"CASE WHEN {test} THEN {choose}({ends}) END" if test else f"{choose}({ends})",
+        )
+        for end, choose in (("low", "least"), ("high", "greatest"))
+        for name, parameters, test, ends in _PRODUCTS
     ),
     (
         "laplace_tail",
