@@ -22,6 +22,8 @@ from dpflow.tables.language.nodes import COMPARISONS, CONNECTIVES, PART_RANGES, 
 
 #: Steps of a computed column's grid whose own step nothing says.
 STEPS = 10**6
+#: The most steps between bounds: doubles, in which expressions are computed, hold each.
+MAX_STEPS = 2**52
 #: Of what is 1 or 0 in each row. The step is said, so that nobody is warned of a coarse grid.
 _FLAG: dict[str, Any] = {
     "lower": Fraction(0),
@@ -136,7 +138,8 @@ def find_bounds(node: Node, table: Table) -> tuple[Fraction, Fraction, Fraction,
     width = bounds.high - bounds.low
     whole = all(column.step.denominator == 1 and not column.is_rounded for column in used)
     is_rounded = False
-    if (common := _find_step(node, table)) is not None:
+    common = _find_step(node, table)
+    if common is not None and width <= MAX_STEPS * (common or 1):
         step = common or Fraction(1)
     elif whole and bound_expression(node, table, set(table.columns)).whole:
         step = Fraction(1)
@@ -178,6 +181,9 @@ def _find_step(node: Node, table: Table) -> Fraction | None:
         number = abs(Fraction(node.args[0]))
         return number if number.denominator == 1 else None
     values = node.args
+    if node.op == "*" and (number := next((one for one in values if one.op == "number"), None)):
+        step = _find_step(values[1 - values.index(number)], table)
+        return None if step is None else step * abs(Fraction(number.args[0]))
     if node.op == "CASE":
         values = (*node.args[1::2], *node.args[len(node.args) // 2 * 2 :])
     elif node.op not in ("+", "-", "abs", "least", "greatest", "coalesce"):

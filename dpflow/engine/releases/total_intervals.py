@@ -91,7 +91,13 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         known = (
             f", and no {' or '.join(names)} is beyond its bounds or off its grid" if names else ""
         )
-        declared = {one: table.columns[one].missing for one in names if one in table.columns}
+        texts = [str(one.column) for one in within]
+        declared = {
+            one: table.columns[one].missing
+            for one in names
+            # Elsewhere in an expression what is missing stays so.
+            if any(text == one or f"coalesce({_name(one, table)}, " in text for text in texts)
+        }
         filled = [f"a missing {one} counts as {m}" for one, m in declared.items() if m != "skip"]
         known += f", where {' and '.join(filled)}" if filled else ""
         statements.append(
@@ -155,6 +161,11 @@ def _measures_within_bounds(query: Query) -> dict[Measure, frozenset[str]]:
     return {one: names for one, names in found.items() if names is not None}
 
 
+def _name(column: str, table: Table) -> str:
+    """A column as expressions write it."""
+    return str(Node("column", (table.split_name(column),)))
+
+
 def _find_within_bounds(name: str, table: Table) -> frozenset[str] | None:
     """The columns whose values must lie within their bounds and on their grid so that none of a column's is clamped or
     rounded: its own, or those of which an expression takes one, such as ``CASE WHEN city = 'Rome' THEN cost ELSE 0 END``.
@@ -189,7 +200,7 @@ class _Values:
 
 
 def _find_values(node: Node, table: Table) -> _Values | None:
-    """Values of an expression that takes one of numbers and columns; None of any other."""
+    """Values of an expression that takes one of numbers and columns, or of a linear form of them; None of any other."""
     assert table.max_contributions is not None
     if node.op == "number":
         number = Fraction(node.args[0])
@@ -202,6 +213,8 @@ def _find_values(node: Node, table: Table) -> _Values | None:
         low, high = (end * column.step for end in column.grid_bounds())
         return _Values(low, high, frozenset({column.step}), frozenset({name}))
     args = node.args
+    if node.op in ("+", "-", "*"):
+        return _find_linear(node, table)
     if node.op == "CASE":
         args = (*args[1::2], *args[len(args) // 2 * 2 :])
     elif node.op not in ("least", "greatest", "coalesce"):
@@ -221,6 +234,31 @@ def _find_values(node: Node, table: Table) -> _Values | None:
         high,
         frozenset[Fraction]().union(*(one.steps for one in found)),
         frozenset[str]().union(*(one.names for one in found)),
+    )
+
+
+def _find_linear(node: Node, table: Table) -> _Values | None:
+    """Values of a sum, a difference, or a product with a number, which are on the grid of all its parts."""
+    found = [_find_values(arg, table) for arg in node.args]
+    parts = [one for one in found if one is not None]
+    if len(parts) < len(found):
+        return None
+    factors = [Fraction(1)] * len(parts)
+    if node.op == "-":
+        factors[-1] = Fraction(-1)
+    elif node.op == "*":
+        number = next((arg for arg in node.args if arg.op == "number"), None)
+        if number is None:
+            return None
+        factor = Fraction(number.args[0])
+        parts = [parts[1 - node.args.index(number)]]
+        factors = [factor]
+    ends = [sorted((one.low * factor, one.high * factor)) for one, factor in zip(parts, factors)]
+    return _Values(
+        sum((low for low, _ in ends), Fraction(0)),
+        sum((high for _, high in ends), Fraction(0)),
+        frozenset(step * abs(factor) for one, factor in zip(parts, factors) for step in one.steps),
+        frozenset[str]().union(*(one.names for one in parts)),
     )
 
 
