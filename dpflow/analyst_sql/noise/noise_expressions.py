@@ -13,6 +13,8 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.parse.parsed_parts import is_there
+
 #: A released number's column: the position of its release, and its own.
 Source = tuple[int, int]
 #: Functions that keep the order of numbers, in their first argument.
@@ -95,17 +97,12 @@ def call_macro(name: str, parts: Sequence[Any]) -> Any:
     return exp.Anonymous(this=name, expressions=list(parts))
 
 
-def is_bounded(part: Known) -> Any:
-    """Whether a value has an interval."""
-    return exp.Not(this=exp.Is(this=brackets(part.low), expression=exp.Null()))
-
-
 def all_bounded(parts: Sequence[Known]) -> Any:
     """Whether all noisy ones of several values have an interval."""
     test: Any = exp.true()
     for part in parts:
         if part.noisy:
-            test = exp.And(this=test, expression=is_bounded(part))
+            test = exp.And(this=test, expression=is_there(brackets(part.low)))
     return brackets(test)
 
 
@@ -119,10 +116,14 @@ def rule_of(expression: Any, find: Find) -> Known | None:
     Args:
         find: what is known of an operand.
     """
-    for kinds, read in _RULES:
+    for kinds, names, read in _RULES:
         if isinstance(expression, kinds):
-            noise: Known | None = read(expression, find)
-            return noise
+            values = (expression.args.get(name) for name in names)
+            parts = [
+                one for value in values for one in (value if isinstance(value, list) else [value])
+            ]
+            operands = _read_operands(parts, find)
+            return None if operands is None else read(expression, operands, find)
     return None
 
 
@@ -181,15 +182,11 @@ def _is_large(expression: Any) -> bool:
     return count > _MAX_NODES
 
 
-def _read_brackets(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    return None if operands is None else operands[0][1]
+def _read_brackets(expression: Any, operands: list[Operand], find: Find) -> Known | None:
+    return operands[0][1]
 
 
-def _read_arithmetic(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this, expression.expression], find)
-    if operands is None:
-        return None
+def _read_arithmetic(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     (low, high), (other_low, other_high) = map(_bounds, operands)
     kind = type(expression)
     if kind in (exp.Add, exp.Sub):
@@ -210,19 +207,13 @@ def _read_arithmetic(expression: Any, find: Find) -> Known | None:
     return _make(operands, least, most, other.noisy)
 
 
-def _read_negation(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    if operands is None:
-        return None
+def _read_negation(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     low, high = _bounds(operands[0])
     ends = exp.Neg(this=high), exp.Neg(this=low)
     return _make(operands, *ends, never_null=_is_never_null(operands[0]))
 
 
-def _read_abs(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    if operands is None:
-        return None
+def _read_abs(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     low, high = _bounds(operands[0])
     ends = [exp.Abs(this=low), exp.Abs(this=high)]
     holds_zero = exp.paren(
@@ -245,20 +236,15 @@ def _with_first(expression: Any, first: Any) -> Any:
     return new
 
 
-def _read_monotone(expression: Any, find: Find) -> Known | None:
+def _read_monotone(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     extra = [part for name, part in expression.args.items() if name != "this"]
-    parts = [part for part in extra if isinstance(part, exp.Expression)]
-    operands = _read_operands([expression.this], find)
-    if operands is None or any(find(part).noisy for part in parts):
+    if any(find(part).noisy for part in extra if isinstance(part, exp.Expression)):
         return None
     low, high = _bounds(operands[0])
     return _make(operands, _with_first(expression, low), _with_first(expression, high))
 
 
-def _read_root(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    if operands is None:
-        return None
+def _read_root(expression: Any, operands: list[Operand], find: Find) -> Known | None:
 
     def take_root(end: Any) -> Any:
         positive = exp.If(this=exp.GTE(this=end, expression=number(0)), true=exp.Sqrt(this=end))
@@ -269,9 +255,8 @@ def _read_root(expression: Any, find: Find) -> Known | None:
     return _make(operands, low, high)
 
 
-def _read_logarithm(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    if operands is None or expression.args.get("expression") is not None:
+def _read_logarithm(expression: Any, operands: list[Operand], find: Find) -> Known | None:
+    if expression.args.get("expression") is not None:
         return None
     low, high = _bounds(operands[0])
     positive = exp.GT(this=low, expression=number(0))
@@ -279,24 +264,21 @@ def _read_logarithm(expression: Any, find: Find) -> Known | None:
     return _make(operands, ends[0], ends[1])
 
 
-def _read_cast(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
+def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     kind = expression.args["to"]
-    if operands is None or getattr(kind.this, "name", "") not in _NUMBERS:
+    if getattr(kind.this, "name", "") not in _NUMBERS:
         return None
     casts = [exp.TryCast(this=end, to=kind.copy()) for end in _bounds(operands[0])]
     fits: Any = exp.true()
     for one in casts:
-        there = exp.Not(this=exp.Is(this=one, expression=exp.Null()))
-        fits = exp.And(this=fits, expression=there)
+        fits = exp.And(this=fits, expression=is_there(one))
     low, high = (choose(exp.paren(fits), one) for one in casts)
     is_tried = isinstance(expression, exp.TryCast)
     return _make(operands, low, high, is_tried, not is_tried and _is_never_null(operands[0]))
 
 
-def _read_extreme(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this, *expression.expressions], find)
-    if operands is None or any(noise.maybe_null for _, noise in operands):
+def _read_extreme(expression: Any, operands: list[Operand], find: Find) -> Known | None:
+    if any(noise.maybe_null for _, noise in operands):
         return None
     noise = all_bounded([one for _, one in operands])
     lows, highs = zip(*map(_bounds, operands))
@@ -305,25 +287,21 @@ def _read_extreme(expression: Any, find: Find) -> Known | None:
     return _make(operands, low, high, never_null=any(map(_is_never_null, operands)))
 
 
-def _read_coalesce(expression: Any, find: Find) -> Known | None:
+def _read_coalesce(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     """The first that is there; of what noise may have made NULL there is no rule."""
-    operands = _read_operands([expression.this, *expression.expressions], find)
-    if operands is None or any(noise.maybe_null for _, noise in operands[:-1]):
+    if any(noise.maybe_null for _, noise in operands[:-1]):
         return None
     low, high = _bounds(operands[-1])
     for operand in reversed(operands[:-1]):
         own_low, own_high = _bounds(operand)
-        there = exp.Not(this=exp.Is(this=brackets(operand[0].copy()), expression=exp.Null()))
+        there = is_there(brackets(operand[0].copy()))
         # A released number that is NULL is missing, and its value is not noise.
         rest = (exp.Null(), exp.Null()) if operand[1].noisy else (low, high)
         low, high = choose(there, own_low, rest[0]), choose(there, own_high, rest[1])
     return _make(operands, low, high, never_null=any(map(_is_never_null, operands)))
 
 
-def _read_nullif(expression: Any, find: Find) -> Known | None:
-    operands = _read_operands([expression.this], find)
-    if operands is None:
-        return None
+def _read_nullif(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     low, high = _bounds(operands[0])
     if not operands[0][1].noisy:
         return None
@@ -331,7 +309,7 @@ def _read_nullif(expression: Any, find: Find) -> Known | None:
     return replace(noise, sources=noise.sources | find(expression.expression).sources)
 
 
-def _read_case(expression: Any, find: Find) -> Known | None:
+def _read_case(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     """The branch that is taken; where noise takes it, the hull of all branches."""
     if isinstance(expression, exp.If):
         branches, default = [expression], expression.args.get("false")
@@ -340,9 +318,10 @@ def _read_case(expression: Any, find: Find) -> Known | None:
     results = [branch.args["true"] for branch in branches]
     results += [] if default is None else [default]
     present = [part for part in results if not isinstance(part, exp.Null)]
-    operands = _read_operands(present, find)
-    if operands is None or not any(noise.noisy for _, noise in operands):
+    results_read = _read_operands(present, find)
+    if results_read is None or not any(noise.noisy for _, noise in results_read):
         return None
+    operands = results_read
     tests = [branch.this for branch in branches]
     if not isinstance(expression, exp.If) and expression.this is not None:
         tests.append(expression.this)
@@ -376,17 +355,19 @@ def _read_case(expression: Any, find: Find) -> Known | None:
     return replace(noise, sources=noise.sources.union(*(one.sources for one in conditions)))
 
 
-_RULES: tuple[tuple[Any, Callable[[Any, Find], Known | None]], ...] = (
-    (exp.Paren, _read_brackets),
-    ((exp.Add, exp.Sub, exp.Mul, exp.Div), _read_arithmetic),
-    (exp.Neg, _read_negation),
-    (exp.Abs, _read_abs),
-    (_MONOTONE, _read_monotone),
-    (exp.Sqrt, _read_root),
-    (exp.Ln, _read_logarithm),
-    ((exp.Cast, exp.TryCast), _read_cast),
-    ((exp.Least, exp.Greatest), _read_extreme),
-    (exp.Coalesce, _read_coalesce),
-    (exp.Nullif, _read_nullif),
-    ((exp.Case, exp.If), _read_case),
+_BOTH, _ALL = ("this", "expression"), ("this", "expressions")
+#: Kinds of expressions, the arguments that are operands, and what makes bounds of theirs.
+_RULES: tuple[tuple[Any, tuple[str, ...], Callable[[Any, Any, Find], Known | None]], ...] = (
+    (exp.Paren, ("this",), _read_brackets),
+    ((exp.Add, exp.Sub, exp.Mul, exp.Div), _BOTH, _read_arithmetic),
+    (exp.Neg, ("this",), _read_negation),
+    (exp.Abs, ("this",), _read_abs),
+    (_MONOTONE, ("this",), _read_monotone),
+    (exp.Sqrt, ("this",), _read_root),
+    (exp.Ln, ("this",), _read_logarithm),
+    ((exp.Cast, exp.TryCast), ("this",), _read_cast),
+    ((exp.Least, exp.Greatest), _ALL, _read_extreme),
+    (exp.Coalesce, _ALL, _read_coalesce),
+    (exp.Nullif, ("this",), _read_nullif),
+    ((exp.Case, exp.If), (), _read_case),
 )

@@ -117,12 +117,7 @@ def find_intervals(
         keep_noisy: conditions on noisy values leave no row out.
         seconds: the most time of one run.
     """
-    runs = _Runs(query, tables, rows, keep_noisy, seconds)
-    try:
-        found = runs.read_at_once(with_ranges=False)
-        return runs.read_levels() if found is None else found[0]
-    except (RuleMissing, QueryRejected, QueryStopped):
-        return None
+    return _Runs(query, tables, rows, keep_noisy, seconds).read()
 
 
 def find_total_intervals(
@@ -135,12 +130,7 @@ def find_total_intervals(
     if not any(one.total for one in numbers):
         return None
     is_limited = any(one.premises for one in numbers)
-    runs = _Runs(query, tables, rows, is_limited=is_limited)
-    try:
-        found = runs.read_at_once(with_ranges=False)
-        return runs.read_levels() if found is None else found[0]
-    except (RuleMissing, QueryRejected, QueryStopped):
-        return None
+    return _Runs(query, tables, rows, is_limited=is_limited).read()
 
 
 def find_ranges(
@@ -271,6 +261,14 @@ class _Runs:
             rules = NoiseRules(self._released)
             self._tree = rules.copy(self._query.tree)
             self._shape = rules.read_outer(self._tree)
+
+    def read(self) -> list[ColumnIntervals] | None:
+        """The intervals of each column, by the fewest runs; None where no rule covers the query."""
+        try:
+            found = self.read_at_once(with_ranges=False)
+            return self.read_levels() if found is None else found[0]
+        except (RuleMissing, QueryRejected, QueryStopped):
+            return None
 
     def read_at_once(
         self, with_ranges: bool

@@ -18,7 +18,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader
-from dpflow.analyst_sql.parse.text_and_options import Refusal
+from dpflow.analyst_sql.parse.text_and_options import Refusal, make_literal
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.tables import column_types
@@ -147,7 +147,8 @@ def _find_sides(
     on: Any, using: Any, rows: RowReader, called: str, names: Mapping[str, str], join: Any
 ) -> tuple[Any, str]:
     """The private column of a join's equality as it is parsed, and the public one's name."""
-    test, sides = strip_brackets(on), [None, None]
+    test = strip_brackets(on)
+    sides: list[Any] = [None, None]
     if isinstance(test, exp.EQ):
         sides = [strip_brackets(one) for one in (test.this, test.expression)]
     if using and len(using) == 1 and using[0].name.casefold() in names:
@@ -281,9 +282,10 @@ def find_constant(node: Node, groups: Sequence[Node], make_key: Callable[[int], 
     branches = [
         exp.If(
             this=exp.In(
-                this=make_key(groups.index(key)), expressions=list(map(_write_literal, keys))
+                this=make_key(groups.index(key)),
+                expressions=[make_literal(*one.args) for one in keys],
             ),
-            true=_write_literal(value),
+            true=make_literal(*value.args),
         )
         for keys, value in zip(listed, values)
     ]
@@ -297,11 +299,3 @@ def find_constant(node: Node, groups: Sequence[Node], make_key: Callable[[int], 
 
 def _is_literal(node: Any) -> bool:
     return isinstance(node, Node) and node.op in ("text", "number", "truth")
-
-
-def _write_literal(node: Node) -> Any:
-    (value,) = node.args
-    if node.op == "number":
-        number = exp.Literal.number(format(abs(value), "f"))
-        return exp.Neg(this=number) if value < 0 else number
-    return exp.Literal.string(value) if node.op == "text" else exp.Boolean(this=value)

@@ -368,7 +368,7 @@ def _insert_parameters(
             value = parameters[int(name[:9]) - 1] if known else None
         what = "has no value; give it one"
         problem = find_value_problem(value)
-        literal = None if problem else _make_literal(value)
+        literal = None if problem else make_literal(value)
         if known and literal is None:
             what = problem or "is a text or number that no query can hold"
         if known and literal is not None:
@@ -394,7 +394,8 @@ def _insert_parameters(
     return statement
 
 
-def _make_literal(value: Any) -> Any:
+def make_literal(value: Any) -> Any:
+    """A value as a literal; None of one that no query can hold."""
     if isinstance(value, bool):
         return exp.Boolean(this=value)
     if isinstance(value, str):
@@ -410,4 +411,4 @@ def _make_literal(value: Any) -> Any:
             return None
         literal = exp.Literal.number(format(abs(number), "f"))
         return exp.Neg(this=literal) if number < 0 else literal
-    return _make_literal(Decimal(str(float(value)))) if isinstance(value, Fraction) else None
+    return make_literal(Decimal(str(float(value)))) if isinstance(value, Fraction) else None

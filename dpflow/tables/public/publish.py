@@ -85,7 +85,9 @@ def withdraw_totals(
         )
         return True
 
-    if ids and read_file(database, deadline, has_totals):
+    if not ids:
+        return
+    if read_file(database, deadline, has_totals):
         write_file(database, deadline, write)
 
 
