@@ -181,9 +181,9 @@ def _find_step(node: Node, table: Table) -> Fraction | None:
         number = abs(Fraction(node.args[0]))
         return number if number.denominator == 1 else None
     values = node.args
-    if node.op == "*" and (number := next((one for one in values if one.op == "number"), None)):
-        of_factor = _find_step(values[1 - values.index(number)], table)
-        return None if of_factor is None else of_factor * abs(Fraction(number.args[0]))
+    if node.op == "*" and (factor := next((one for one in values if one.op == "number"), None)):
+        of_other = _find_step(values[1 - values.index(factor)], table)
+        return None if of_other is None else of_other * abs(Fraction(factor.args[0]))
     if node.op == "CASE":
         values = (*node.args[1::2], *node.args[len(node.args) // 2 * 2 :])
     elif node.op not in ("+", "-", "abs", "least", "greatest", "coalesce"):
