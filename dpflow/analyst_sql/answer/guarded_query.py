@@ -13,6 +13,8 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
+from dpflow.analyst_sql.parse.parsed_parts import walk_own
+
 #: Aggregates of one argument that fail on some numbers. Over a list they are functions, which TRY takes.
 _FAILING_AGGREGATES = {
     *("sum", "sumkahan", "kahan_sum", "fsum", "avg", "mean", "favg", "mad", "geomean"),
@@ -83,12 +85,7 @@ class _Guard:
         group = select.args.get("group")
         parts = [] if group is None else list(group.expressions)
         self._groups = [_resolve(part, select.selects) for part in parts]
-        own = [
-            node
-            for item in select.selects
-            for node in item.walk(prune=lambda one: isinstance(one, exp.Query))
-        ]
-        self._is_plain = not parts and not any(map(self._is_special, own))
+        self._is_plain = not parts and not any(map(self._is_special, walk_own(select)))
         for name, part in list(select.args.items()):
             if name == "expressions":
                 select.set(name, [self._guard(item) for item in part])

@@ -27,7 +27,7 @@ from dpflow.analyst_sql.parse.select_query import (
 )
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
 from dpflow.analyst_sql.releases.query_parts import find_grouping
-from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.analyst_sql.releases.typed_keys import KINDS, KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
@@ -390,15 +390,6 @@ def _find_number_kind(values: Sequence[Any], expected: str) -> str:
 
 #: Texts of numbers that no double is.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
-_KINDS = {
-    bool: "BOOLEAN",
-    int: "BIGINT",
-    float: "DOUBLE",
-    str: "VARCHAR",
-    dict: "MAP(VARCHAR, BIGINT)",
-    dt.date: "DATE",
-    dt.datetime: "TIMESTAMP",
-}
 
 
 def find_kind(values: Sequence[Any], expected: str) -> str:
@@ -411,7 +402,7 @@ def find_kind(values: Sequence[Any], expected: str) -> str:
         return "DOUBLE"
     if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
         return "DOUBLE"
-    return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+    return KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
 
 
 def _write_number(value: Any, kind: str) -> Any:

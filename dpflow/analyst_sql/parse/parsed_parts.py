@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from sqlglot import exp
@@ -21,6 +21,13 @@ def take_arguments(parsed: Any, *names: str, ignore: Sequence[str] = ()) -> list
                 value if isinstance(value, exp.Expression) else parsed,
             )
     return [parsed.args.get(name) for name in names]
+
+
+def walk_own(select: Any, *clauses: str) -> Iterator[Any]:
+    """All parts of a SELECT's columns and of these clauses, but for those of queries inside of them."""
+    for part in (*select.expressions, *map(select.args.get, clauses)):
+        if part is not None:
+            yield from part.walk(prune=lambda one: isinstance(one, exp.Query))
 
 
 def strip_brackets(parsed: Any) -> Any:

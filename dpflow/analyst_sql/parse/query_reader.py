@@ -11,7 +11,12 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.joins import add_join, spell_joins
-from dpflow.analyst_sql.parse.parsed_parts import strip_alias, strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.parsed_parts import (
+    strip_alias,
+    strip_brackets,
+    take_arguments,
+    walk_own,
+)
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.public_joins import join_public
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery
@@ -411,13 +416,7 @@ def _rename(relation: PrivateRows, alias: Any) -> PrivateRows:
 
 def _has_aggregate(select: Any) -> bool:
     """Whether a SELECT has an aggregate of its own, outside of the queries inside of it."""
-    clauses = [*select.expressions, select.args.get("having"), select.args.get("qualify")]
-    return any(
-        isinstance(part, exp.AggFunc)
-        for clause in clauses
-        if clause is not None
-        for part in clause.walk(prune=lambda one: isinstance(one, exp.Query | exp.Subquery))
-    )
+    return any(isinstance(part, exp.AggFunc) for part in walk_own(select, "having", "qualify"))
 
 
 def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:

@@ -280,7 +280,7 @@ class SelectReader:
     def _find_item(self, part: Any, items: Sequence[Any]) -> Any:
         """The expression that ``1`` or an alias means."""
         if isinstance(part, exp.Literal) and not part.is_string:
-            return strip_alias(_take_item(part, items))
+            return strip_alias(take_item(part, items))
         alias = part.name.casefold() if isinstance(part, exp.Column) and not part.table else ""
         if alias in self._items and not self._rows.is_declared(part):
             return self._items[alias]
@@ -473,7 +473,7 @@ class SelectReader:
 
     def _read_order_key(self, key: Any, items: Sequence[Any]) -> Any:
         if isinstance(key, exp.Literal) and not key.is_string:
-            _take_item(key, items)
+            take_item(key, items)
             return key.copy()
         if isinstance(key, exp.Column) and not key.table:
             names = [item.alias_or_name.casefold() for item in items]
@@ -496,7 +496,7 @@ def _grouping_column(position: int) -> str:
     return f"g{position}"
 
 
-def _take_item(number: Any, items: Sequence[Any]) -> Any:
+def take_item(number: Any, items: Sequence[Any]) -> Any:
     """The column of the answer that a number means. Raises `Refusal`."""
     position = int(number.this) if str(number.this).isdecimal() else 0
     if not 1 <= position <= len(items):

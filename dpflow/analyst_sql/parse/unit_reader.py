@@ -21,11 +21,12 @@ from dpflow.analyst_sql.parse.parsed_parts import (
     strip_alias,
     strip_brackets,
     take_arguments,
+    walk_own,
     when,
 )
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.select_query import join_conditions
-from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column
+from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column, take_item
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import STEPS, find_bounds
 from dpflow.core.contract.columns import Column
@@ -70,7 +71,7 @@ def list_groups(parsed: Any, rows: RowReader) -> list[Any]:
     for part in group.expressions:
         one = strip_brackets(part)
         if isinstance(one, exp.Literal) and str(one.this).isdecimal():
-            one = strip_alias(items[int(one.this) - 1]) if 0 < int(one.this) <= len(items) else one
+            one = strip_alias(take_item(one, items))
         elif isinstance(one, exp.Column) and not one.table and not rows.has_column(one):
             one = names.get(one.name.casefold(), one)
         parts.append(strip_brackets(one))
@@ -315,13 +316,7 @@ _CALLS = {"dpflow_group_sum": exp.Sum, "dpflow_group_count": exp.Count}
 
 def has_group_bounds(parsed: Any) -> bool:
     """Whether a SELECT has such an aggregate of its own."""
-    clauses = [*parsed.expressions, *(parsed.args.get(name) for name in ("having", "order"))]
-    return any(
-        _is_clamped(part)
-        for clause in clauses
-        if clause is not None
-        for part in clause.walk(prune=lambda one: isinstance(one, exp.Query | exp.Subquery))
-    )
+    return any(map(_is_clamped, walk_own(parsed, "having", "order")))
 
 
 def _is_clamped(part: Any) -> bool:

@@ -136,10 +136,7 @@ def _score(
 
 def _mean_error(plan: PartPlan, cells: int) -> float:
     """The mean logarithm of the errors of a part's numbers, or of their sums."""
-    widths = [
-        make_width(plan.plan, Row("", label, None), cells)(1)
-        for label in plan.part.measures.values()
-    ]
+    widths = [width for _, width in _list_widths(plan, cells)]
     return sum(math.log(width or 1e-9) for width in widths) / len(widths)
 
 
@@ -221,8 +218,11 @@ def _find_reason(one: PartPlan, plans: Sequence[PartPlan]) -> str:
 
 
 def _describe(plan: PartPlan, cells: int) -> str:
-    widths = [
-        (label, make_width(plan.plan, Row("", label, None), cells)(1))
-        for label in plan.part.measures.values()
-    ]
+    widths = _list_widths(plan, cells)
     return ", ".join(f"{label} +- {width:g}" for label, width in widths if width is not None)
+
+
+def _list_widths(plan: PartPlan, cells: int) -> list[tuple[str, float | None]]:
+    """Half-widths of a part's numbers, or of sums of as many, by label."""
+    labels = plan.part.measures.values()
+    return [(label, make_width(plan.plan, Row("", label, None), cells)(1)) for label in labels]

@@ -51,7 +51,7 @@ class KeyReader:
             kinds = {type(value) for value in values.values()}
             if kinds == {Decimal} or not all(map(_is_64_bits, values.values())):
                 return _name_kind(self._find_type(table, group) or "")
-            return _KINDS.get(kinds.pop(), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+            return KINDS.get(kinds.pop(), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
         if is_text(group):
             return "VARCHAR"
         kind = self._find_type(table, group)
@@ -117,10 +117,13 @@ def _read_as(kind: str | None, texts: Sequence[str]) -> list[Any]:
     return list(texts)
 
 
-_KINDS: dict[type, str] = {
+#: DuckDB's types of Python's values.
+KINDS: dict[type, str] = {
     bool: "BOOLEAN",
     int: "BIGINT",
     float: "DOUBLE",
+    str: "VARCHAR",
+    dict: "MAP(VARCHAR, BIGINT)",
     dt.date: "DATE",
     dt.datetime: "TIMESTAMP",
 }
