@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, PrivateAttr, ValidationError
 
 from dpflow.core.contract.strict_models import Strict, describe_problems
-from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
+from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName, hide_credentials
 from dpflow.yaml_files import load_yaml
 
 #: The file's name; nothing else is looked for.
@@ -174,7 +174,7 @@ def locate_ledger(place: str | None, folder: Path | None = None) -> tuple[str, P
         return place, None
     if server := find_server(folder):
         raise InvalidInput(
-            f"{server} holds the ledger, and this works on the ledger itself; its owner runs it there, with --ledger FILE"
+            f"{hide_credentials(server)} holds the ledger, and this works on the ledger itself; its owner runs it there, with --ledger FILE"
         )
     raise InvalidInput(
         "no ledger was named; give --ledger FILE, set DPFLOW_LEDGER, or write ledger: FILE into "

@@ -43,8 +43,15 @@ succeed later with nothing changed.
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 from typing import ClassVar
+
+
+def hide_credentials(text: str) -> str:
+    """A text for a message, where URLs have no user, password, query or fragment."""
+    bare = re.sub(r"://[^/\s'\"]*@", "://", text)
+    return re.sub(r"(://[^\s'\"?#]*)[?#][^\s'\"]*", r"\1", bare)
 
 
 class DpflowError(Exception):

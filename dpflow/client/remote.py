@@ -22,7 +22,7 @@ from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.engine.releases.receipt import Receipt
-from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable
+from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable, hide_credentials
 
 if TYPE_CHECKING:
     from dpflow.tables.public.query_process import RowTable
@@ -57,7 +57,7 @@ def check_server(server: str) -> str:
         or "@" in parts.netloc
     ):
         raise InvalidInput(
-            f"{server[:80]!r} is no address of a service; write it as https://dp.example.org"
+            f"{hide_credentials(server)[:80]!r} is no address of a service; write it as https://dp.example.org"
         )
     if parts.scheme == "http" and not is_loopback(host):
         raise InvalidInput(

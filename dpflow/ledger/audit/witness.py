@@ -11,11 +11,11 @@ import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
-from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
+from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, hide_credentials
 from dpflow.ledger.audit.witness_stores import (
     MAX_BYTES,
     HttpPlace,
@@ -244,8 +244,12 @@ class GitPlace:
     (``receive.denyNonFastForwards``, ``receive.denyDeletes``).
     """
 
-    url: str
+    url: str = field(repr=False)
     is_ordered = False
+
+    def __str__(self) -> str:
+        # A token in it writes the witness, and statements say where it is.
+        return hide_credentials(self.url)
 
     def newest(self) -> tuple[int, str] | None:
         """See `WitnessPlace`. Each commit of the branch added the next file, and changed no other."""
@@ -271,7 +275,7 @@ class GitPlace:
         with self._fetched() as git:
             newest = self._read_newest(git)
             if number != (newest[0] if newest else 0) + 1:
-                raise LedgerUnavailable(f"another checkpoint was added to {self.url}; try again")
+                raise LedgerUnavailable(f"another checkpoint was added to {self}; try again")
             parent = ["-p", _BRANCH] if newest else []
             if newest:
                 git("read-tree", _BRANCH)
@@ -280,7 +284,7 @@ class GitPlace:
             tree = git("write-tree").strip()
             commit = git("commit-tree", tree, *parent, "-m", f"Checkpoint {number}").strip()
             git("push", "--quiet", "--", self.url, f"{commit}:{_BRANCH}")
-            return f"{self.url} {name_note(number)} ({commit[:12]})"
+            return f"{self} {name_note(number)} ({commit[:12]})"
 
     def may_be_written(self) -> bool:
         """See `WitnessPlace`. A push that changes nothing is tried, as far as the server lets it come."""
@@ -325,7 +329,7 @@ class GitPlace:
         for number, change in enumerate(added, 1):
             if change != ["A", name_note(number)]:
                 raise LedgerCorrupt(
-                    f"the history of {self.url} did not add {name_note(number)} where it was due: a checkpoint was changed, left out or "
+                    f"the history of {self} did not add {name_note(number)} where it was due: a checkpoint was changed, left out or "
                     f"taken away. Bring the newest copy of the repository back"
                 )
         return len(added)
@@ -362,13 +366,13 @@ class GitPlace:
             )
         except (OSError, subprocess.TimeoutExpired) as error:
             raise LedgerUnavailable(
-                f"Git could not be run for {self.url} ({type(error).__name__}); install it, or look at the server"
+                f"Git could not be run for {self} ({type(error).__name__}); install it, or look at the server"
             ) from None
         if done.returncode:
-            message = done.stderr.decode(errors="replace")
+            message = hide_credentials(done.stderr.decode(errors="replace"))
             last = (message.strip().splitlines() or ["no message"])[-1]
             raise LedgerUnavailable(
-                f"the witness's repository {self.url} cannot be read or written (git {command[2]}: {last[:200]}); try again, or "
+                f"the witness's repository {self} cannot be read or written (git {command[2]}: {last[:200]}); try again, or "
                 f"name one that is there"
             )
         return done.stdout.decode(errors="surrogateescape")

@@ -17,6 +17,7 @@ from watched_scopes import DEMAND, NIGHTLY, OTHER, TERMS, charge, state_of
 
 from dpflow import fault_points
 from dpflow.cli.ledger import app
+from dpflow.client.remote import check_server
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, WitnessBehind
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.books import witnesses
@@ -141,6 +142,18 @@ def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
     page = watched.report("flights")
     assert "NOT compared with a witness: " in page
     assert "NOT compared with a witness: " in watched.statement("flights").summary
+
+
+def test_a_token_in_a_repositorys_address_is_never_shown():
+    """Whoever reads it writes the witness, and messages stand in statements, reports and logs."""
+    address = "http://nightly:s3cretpassword@127.0.0.1:1/w.git"
+    repository = open_place(f"git+{address}")
+    with pytest.raises(LedgerUnavailable, match=r"repository http://127.0.0.1:1/w.git cannot") as e:
+        repository.newest()
+    with pytest.raises(InvalidInput, match="'http://h.example/x'") as other:
+        check_server(address.replace("127.0.0.1:1/w.git", "h.example/x?sig=s3cretpassword"))
+    for text in (str(e.value), str(other.value), repr(repository), str(repository)):
+        assert "s3cret" not in text and "nightly" not in text
 
 
 def test_terms_of_a_witness(place):
