@@ -108,10 +108,7 @@ def publish_view(
             )
             _create_views(connection, names, rows, runs, [column for column, _, _ in columns])
         key = [about.block, about.run]
-        newer = f"SELECT 1 FROM {runs} WHERE block = ? AND run = ? AND released_at > ?"
-        # A stored answer that is older than what stands there.
-        if connection.execute(newer, [*key, about.released_at]).fetchone():
-            return False
+        # Also by a stored answer that is older: what stands there may be another query's.
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(

@@ -165,8 +165,6 @@ def write_answer(
     intervals and raw values, and `ABOUT`; with the rows of ``existing`` that are about other blocks and
     runs. Where it has other columns these are left out.
 
-    An answer that is older than the rows of its block and run leaves those.
-
     Args:
         relation, existing: names of tables, already quoted.
     """
@@ -187,14 +185,9 @@ def write_answer(
     select = f"SELECT {', '.join(places)}"
     with cursor:
         if existing is not None and _has_columns(cursor, existing, select, parameters):
-            own = "(block = ? AND run = ?)"
-            newer = f"EXISTS (SELECT 1 FROM {existing} WHERE {own} AND released_at > ?)"
-            select = (
-                f"SELECT * FROM {existing} WHERE NOT {own} OR {newer} "
-                f"UNION ALL SELECT * FROM ({select}) WHERE NOT {newer}"
-            )
-            about_newer = [*key, about.released_at]
-            parameters = [*key, *about_newer, *parameters, *about_newer]
+            others = f"SELECT * FROM {existing} WHERE NOT (block = ? AND run = ?)"
+            select = f"{others} UNION ALL {select}"
+            parameters = [*key, *parameters]
         # One statement: whatever ends it, the earlier table stays.
         cursor.execute(f"CREATE OR REPLACE TABLE {relation} AS {select}", parameters)
 
