@@ -59,6 +59,84 @@ def test_the_chosen_hold_for_all_that_might_have_been_chosen(
     assert answer.columns[0].confidence is None
 
 
+#: Groups in an order that noise decided, of which DuckDB keeps the first.
+SORTED = f"SELECT b, n FROM ({GROUPS}) ORDER BY n DESC"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SELECT * FROM ({SORTED}) LIMIT 1",
+        f"WITH t AS ({SORTED}) SELECT * FROM t WHERE b >= 0 OFFSET 1",
+        f"SELECT s.b, s.n FROM ({SORTED}) AS s JOIN (VALUES (1)) AS t(x) ON TRUE LIMIT 1",
+        f"(SELECT * FROM ({SORTED}) UNION ALL {GROUPS}) LIMIT 2",
+        f"SELECT DISTINCT ON (b >= 0) b, n FROM ({SORTED})",
+        f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY b LIMIT (SELECT COUNT(*) FROM t WHERE n > 100)",
+        f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY b OFFSET (SELECT COUNT(*) FROM t WHERE n > 10000)",
+        f"SELECT b, n FROM (SELECT b, n, unnest(CASE WHEN n > 0 THEN [1] ELSE [] END) FROM ({GROUPS}))",
+    ],
+)
+def test_an_order_or_a_number_of_noise_below_chooses(
+    world: World, largest: float, text: str
+) -> None:
+    """Of the first of a hundred equal groups 35 % of the intervals held: tools wrap a query, and cut around it."""
+    answer = world.ask(text, epsilon=1)
+    assert answer.free and answer.chosen
+    assert answer.columns[1].confidence is None or width_of(answer, 1) >= largest
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SELECT SUM(n) AS x FROM (SELECT * FROM ({SORTED}) LIMIT 5)",
+        f"SELECT SUM(n) AS x FROM (SELECT * FROM ({GROUPS}) ORDER BY b LIMIT (SELECT COUNT(*) FROM ({GROUPS}) WHERE n > 9))",
+        f"SELECT row_number() OVER () AS x FROM ({SORTED})",
+        f"SELECT LAG(n) OVER () AS x FROM ({SORTED})",
+        f"SELECT SUM(n) OVER (ROWS 1 PRECEDING) AS x FROM ({SORTED})",
+        f"SELECT first(b) AS x FROM ({SORTED})",
+        f"SELECT list(b)[1] AS x FROM ({SORTED})",
+        f"WITH t AS ({GROUPS}) SELECT ARRAY(SELECT b FROM t ORDER BY n)[1] AS x FROM t",
+        f"WITH t AS ({GROUPS}) SELECT (SELECT n FROM (SELECT n FROM t ORDER BY n) LIMIT 1) AS x FROM t",
+        f"WITH t AS ({GROUPS}) SELECT (SELECT n FROM t ORDER BY n LIMIT 1 OFFSET (SELECT (MIN(n) / 1000)::INT FROM t)) AS x FROM t",
+        f"SELECT x FROM (VALUES ((SELECT MAX(n) FROM ({GROUPS})))) AS t(x)",
+        f"SELECT x FROM unnest([(SELECT MAX(n) FROM ({GROUPS}))]) AS t(x)",
+        f"WITH t AS ({GROUPS}) SELECT COUNT(*) AS x FROM t, range((SELECT MAX(n) FROM t)::INT) AS r(y)",
+        f"SELECT COUNT(*) AS x FROM (SELECT b, unnest(range(n::INT)) AS y FROM ({GROUPS}))",
+    ],
+)
+def test_what_an_order_or_a_number_of_noise_makes_has_no_interval(world: World, text: str) -> None:
+    answer = world.ask(text, epsilon=1)
+    assert answer.free and [column.interval for column in answer.columns] == ["no interval"]
+
+
+@pytest.mark.parametrize(
+    "value", ["ln(n - 99)", "sqrt(n)", "CAST(n AS TINYINT)", "CAST(n * 0.65 AS DECIMAL(6, 2))"]
+)
+def test_whether_a_function_fails_on_noise_is_noise(world: World, value: str) -> None:
+    """COUNT(ln(n - 210)) said 2, exactly, where noise let the logarithm be, and else it is NULL."""
+    text = (
+        f"SELECT COUNT({value}) AS c, SUM({value}) AS s FROM ({GROUPS}) WHERE b BETWEEN 20 AND 30"
+    )
+    answer = world.ask(text, epsilon=1)
+    assert [column.interval for column in answer.columns] == ["no interval"] * 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"SELECT * FROM ({SORTED})",
+        f"SELECT * FROM ({SORTED}) LIMIT 100",
+        f"SELECT * FROM ({GROUPS} ORDER BY b) LIMIT 2",
+        f"SELECT b, n, SUM(n) OVER () AS s FROM ({SORTED})",
+        f"SELECT b, n FROM ({GROUPS}) JOIN (VALUES (1)) AS t(x) ON TRUE ORDER BY b LIMIT (SELECT 2)",
+    ],
+)
+def test_an_order_that_cuts_nothing_changes_no_interval(
+    world: World, single: float, text: str
+) -> None:
+    assert width_of(world.ask(text, epsilon=1), 1) == single
+
+
 @pytest.mark.parametrize(
     "end", ["LIMIT 100", "ORDER BY n LIMIT 100", "ORDER BY n DESC", "HAVING b < 30", "LIMIT 2"]
 )

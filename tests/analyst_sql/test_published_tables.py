@@ -88,6 +88,13 @@ def test_a_published_number_keeps_its_interval(shop: Path) -> None:
     assert "change: at least 90 % noise interval" in answer.notes
 
 
+def test_a_published_order_of_noise_chooses_nothing(shop: Path) -> None:
+    """Its rows are read in the order of their keys, so the first of them are not the largest."""
+    publish(shop, f"{COUNTS} ORDER BY n DESC", "sorted")
+    rows = load_published_rows(shop / "published.duckdb", "sorted")
+    assert rows is not None and list(rows.values[0]) == sorted(rows.values[0])
+
+
 @pytest.mark.parametrize(
     ("query", "intervals"),
     [

@@ -22,6 +22,8 @@ _MONOTONE = (exp.Round, exp.Floor, exp.Ceil, exp.Exp)
 #: Larger bounds are not written.
 _MAX_NODES = 10_000
 _NUMBERS = {"TINYINT", "SMALLINT", "INT", "BIGINT", "INT128", "FLOAT", "DOUBLE", "DECIMAL"}
+#: Those that hold every released number.
+_WIDE = {"BIGINT", "INT128", "FLOAT", "DOUBLE"}
 
 
 @dataclass(frozen=True)
@@ -252,7 +254,8 @@ def _read_root(expression: Any, operands: list[Operand], find: Find) -> Known | 
         return brackets(exp.Case(ifs=[positive, negative]))
 
     low, high = map(take_root, _bounds(operands[0]))
-    return _make(operands, low, high)
+    # Whether it has a value is noise: a query that fails on it is answered with NULL there.
+    return _make(operands, low, high, maybe_null=True)
 
 
 def _read_logarithm(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -261,7 +264,7 @@ def _read_logarithm(expression: Any, operands: list[Operand], find: Find) -> Kno
     low, high = _bounds(operands[0])
     positive = exp.GT(this=low, expression=number(0))
     ends = [choose(positive, _with_first(expression, end)) for end in (low, high)]
-    return _make(operands, ends[0], ends[1])
+    return _make(operands, ends[0], ends[1], maybe_null=True)
 
 
 def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -273,8 +276,8 @@ def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | 
     for one in casts:
         fits = exp.And(this=fits, expression=is_there(one))
     low, high = (choose(exp.paren(fits), one) for one in casts)
-    is_tried = isinstance(expression, exp.TryCast)
-    return _make(operands, low, high, is_tried, not is_tried and _is_never_null(operands[0]))
+    fails = isinstance(expression, exp.TryCast) or kind.this.name not in _WIDE
+    return _make(operands, low, high, fails, not fails and _is_never_null(operands[0]))
 
 
 def _read_extreme(expression: Any, operands: list[Operand], find: Find) -> Known | None:

@@ -89,6 +89,8 @@ class Shape:
 
     Attributes:
         chosen: numbers whose noise decided which rows these are.
+        ordered: numbers whose noise decided their order, which DuckDB keeps: it chooses where a query around it
+            cuts the rows.
         selected: the rows, or some below, were selected privately.
         release: the release whose rows these are, each at most once.
     """
@@ -97,6 +99,7 @@ class Shape:
     chosen: frozenset[Source] = frozenset()
     selected: bool = False
     release: int | None = None
+    ordered: frozenset[Source] = frozenset()
     attach: Callable[[Sequence[bool]], None] = field(default=lambda wanted: None, repr=False)
 
     def list_ruled(self) -> list[bool]:
@@ -126,7 +129,7 @@ def expose(shape: Shape, alias: Any) -> Shape:
         columns = [exp.to_identifier(name, quoted=True) for name in names + beside]
         alias.set("columns", columns)
     columns_seen = [replace(column, name=name) for column, name in zip(shape.columns, names)]
-    return Shape(columns_seen, shape.chosen, shape.selected, shape.release)
+    return Shape(columns_seen, shape.chosen, shape.selected, shape.release, shape.ordered)
 
 
 class ReleasedNoise:
@@ -307,6 +310,8 @@ class SelectSources(ABC):
         self._chosen: frozenset[Source] = frozenset()
         #: The same for the rows that aggregates are over.
         self._rows_chosen: frozenset[Source] = frozenset()
+        #: Numbers whose noise decided the order of the rows of FROM.
+        self._ordered: frozenset[Source] = frozenset()
         self._selected = self._is_outer = self._filled_by_noise = False
         self._release: int | None = None
         self._groups: list[tuple[Any, Known]] | None = None
@@ -318,8 +323,11 @@ class SelectSources(ABC):
 
     def _choose(self, noise: Known) -> None:
         """Note that noise decided which rows these are."""
-        if noise.noisy:
-            self._chosen |= noise.sources or self._released.everything
+        self._chosen |= self._list_deciding(noise)
+
+    def _list_deciding(self, noise: Known) -> frozenset[Source]:
+        """The numbers whose noise a value has, or may have."""
+        return (noise.sources or self._released.everything) if noise.noisy else frozenset()
 
     def _read_sources(self) -> None:
         source, joins = self._select.args.get("from_"), self._select.args.get("joins") or []
@@ -338,6 +346,7 @@ class SelectSources(ABC):
         for _, shape in self._relations:
             if shape is not None:
                 self._chosen |= shape.chosen
+                self._ordered |= shape.ordered
                 self._selected = self._selected or shape.selected
         for join in joins:
             condition = join.args.get("on")
@@ -372,7 +381,15 @@ class SelectSources(ABC):
         elif isinstance(relation, exp.Subquery):
             shape = expose(self._read_query(relation, self._scope), alias)
         elif isinstance(relation, exp.Values) and alias is not None:
-            shape = Shape([NoisyColumn(one.name, EXACT) for one in alias.args.get("columns") or ()])
+            names = [one.name for one in alias.args.get("columns") or ()]
+            rows = [map(self.find, row.expressions) for row in relation.expressions]
+            noise = [combine(cells, noisy=any(c.noisy for c in cells)) for cells in zip(*rows)]
+            shape = Shape([NoisyColumn(*one) for one in zip(names, noise)])
+        if shape is None:
+            # A function, whose noisy arguments make its rows what they are.
+            for part in relation.iter_expressions():
+                if not isinstance(part, exp.TableAlias):
+                    self._choose(self.find(part))
         self._relations.append((relation.alias_or_name.casefold(), shape))
 
     def _list_columns(self, qualifier: str, name: str) -> list[NoisyColumn]:

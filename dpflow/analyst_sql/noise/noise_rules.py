@@ -42,6 +42,8 @@ _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
 #: Functions that make several rows of one, beside ``unnest``.
 ROW_FUNCTIONS = ("generate_subscripts", "regexp_split_to_table", "unlist")
+#: What comes out the same whatever order the rows have.
+_UNORDERED = (*_BOUNDED_AGGREGATES, exp.Count, exp.Quantile, exp.LogicalAnd, exp.LogicalOr)
 _ROW_WINDOWS = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 
 
@@ -64,6 +66,10 @@ class SelectRules(SelectSources):
         self._rows_chosen = self._chosen
         self._filter("having")
         noise = [self.find(strip_alias(item)) for item in items]
+        for item, one in zip(items, noise):
+            # How many rows each becomes.
+            if _repeats_rows(item):
+                self._choose(one)
         cells = [self._find_cell(strip_alias(item)) for item in items]
         self._filter("qualify")
         distinct = select.args.get("distinct")
@@ -75,10 +81,19 @@ class SelectRules(SelectSources):
             noise = [combine([one]) if one.noisy else one for one in noise]
         order = select.args.get("order")
         is_cut = is_limited(select) and not self._keeps_all_rows()
-        if order is not None and (distinct is not None or is_cut):
-            for part in order.expressions:
-                for one in self._find_order_key(part.this, items, noise):
-                    self._choose(one)
+        keys = [
+            one
+            for part in (() if order is None else order.expressions)
+            for one in self._find_order_key(part.this, items, noise)
+        ]
+        for one in keys if distinct is not None or _repeats_rows(order) else ():
+            self._choose(one)
+        self._ordered |= frozenset().union(*(self._list_deciding(one) for one in keys))
+        if is_cut or (distinct is not None and distinct.args.get("on") is not None):
+            self._chosen |= self._ordered
+        for name in ("limit", "offset"):
+            if (clause := select.args.get(name)) is not None:
+                self._choose(self.find(clause))
         # A column that DuckDB names is not referred to.
         names = [item.alias_or_name or f"?{n}" for n, item in enumerate(items)]
         columns = [NoisyColumn(*one) for one in zip(names, noise, cells)]
@@ -88,6 +103,7 @@ class SelectRules(SelectSources):
             self._chosen,
             self._selected,
             self._release if is_bare else None,
+            self._ordered,
             self._make_attach(names, noise),
         )
 
@@ -247,7 +263,8 @@ class SelectRules(SelectSources):
         noise = shape.columns[0].noise
         sources = noise.sources | shape.chosen
         if not noise.noisy and not shape.chosen and not shape.selected:
-            return EXACT
+            # Of several rows it may be a list.
+            return combine([], shape.ordered) if shape.ordered else EXACT
         if noise.ruled and not shape.selected:
             if shape.chosen:
                 return self._find_ranked(part, noise, sources)
@@ -267,6 +284,8 @@ class SelectRules(SelectSources):
         bare = unordered.this if isinstance(unordered, exp.Subquery) else unordered
         for name in ("order", "limit", "offset"):
             bare.set(name, None)
+            if name != "order" and select.args.get(name) and select.args[name].find(exp.Query):
+                return combine([], sources)
         shape = self._read_query(unordered, self._scope)
         if shape.chosen or shape.selected or not shape.columns[0].noise.ruled or noise.maybe_null:
             return combine([], sources)
@@ -325,6 +344,8 @@ class SelectRules(SelectSources):
         # Which rows there are is noise: then their number, and what hangs on it, has no rule.
         if self._rows_chosen or self._selected:
             return combine(operands, self._rows_chosen or self._released.everything)
+        if self._ordered and not isinstance(inner, _UNORDERED):
+            return combine(operands, self._ordered)
         if not noisy:
             return EXACT
         value = inner.this if isinstance(inner.this, exp.Expression) else None
@@ -407,6 +428,9 @@ class SelectRules(SelectSources):
             return combine([*operands, *around], self._chosen or self._released.everything)
         if any(one.noisy for one in around):
             return combine([*operands, *around])
+        has_order = any(part.args.get(name) is not None for name in ("order", "spec", "alias"))
+        if self._ordered and (has_order or not isinstance(inner, _UNORDERED)):
+            return combine(operands, self._ordered)
         if not noisy:
             return EXACT
         if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].maybe_null:
@@ -563,9 +587,14 @@ class NoiseRules:
             left.attach(wanted)
             right.attach(wanted)
 
-        if is_limited(query) and query.args.get("order") is not None:
-            choosers |= frozenset().union(*(column.noise.sources for column in columns))
-        return Shape(columns, choosers, selected, attach=attach)
+        ordered = left.ordered | right.ordered
+        if query.args.get("order") is not None:
+            ordered |= frozenset().union(*(column.noise.sources for column in columns))
+        if is_limited(query):
+            if any(query.args[n].find(exp.Query) for n in ("limit", "offset") if query.args.get(n)):
+                raise RuleMissing
+            choosers |= ordered
+        return Shape(columns, choosers, selected, ordered=ordered, attach=attach)
 
 
 def _unite(left: Known, right: Known) -> Known:

@@ -72,7 +72,10 @@ def load_published_rows(database: Path, name: str) -> PublishedRows | None:
         if answer is None:
             return None
         columns = ", ".join(f"CAST({place} AS VARCHAR)" for place, _, _ in answer.columns)
-        order = "interval_start, block, run, own.rowid"
+        # Not as they were stored: the answer's order may be that of its noise, and a query may take the first rows.
+        places = [place for place, _, _ in answer.columns[: len(answer.confidences)]]
+        exact = [place for place, held in zip(places, answer.confidences) if held == EXACT]
+        order = ", ".join(["interval_start, block, run", *exact, f"hash({', '.join(places)})"])
         query = f"SELECT {columns} FROM {answer.source} ORDER BY {order} LIMIT {MAX_ROWS + 1}"
         rows = connection.execute(query).fetchall()
         if len(rows) > MAX_ROWS:
