@@ -237,7 +237,10 @@ def require_caller(principals: Principals, caller: Caller | None) -> Caller:
     """Who asks, and not too often. Raises `Refused` for nobody, too."""
     if caller is None:
         raise Refused(
-            401, "unauthorized", "give a valid bearer token", headers={"WWW-Authenticate": "Bearer"}
+            401,
+            "unauthorized",
+            "give a valid bearer token: there is none, or it has expired or was taken out",
+            headers={"WWW-Authenticate": "Bearer"},
         )
     if seconds := principals.count_request(caller.name):
         raise Refused(

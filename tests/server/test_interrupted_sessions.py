@@ -21,11 +21,14 @@ BOTH = {"session": SESSION, "queries": [AGES, COSTS]}
 
 
 @contextmanager
-def stuck(client: TestClient, point: str, times: int) -> Iterator[None]:
+def stuck(
+    client: TestClient, point: str, times: int, door: str = "sessions", body: Any = BOTH
+) -> Iterator[None]:
     """A process that asks both questions and never comes further than a point, as if it were dead, while this goes on.
 
     Args:
         times: how often it passes the point before.
+        door, body: of what it asks instead.
     """
     is_there, go_on, passed = threading.Event(), threading.Event(), []
 
@@ -38,7 +41,7 @@ def stuck(client: TestClient, point: str, times: int) -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fault_points, "pass_point", wait)
-        assert client.post("/v1/sessions", json=BOTH).status_code == 202
+        assert client.post(f"/v1/{door}", json=body).status_code == 202
         assert is_there.wait(60)
         try:
             yield
@@ -159,6 +162,27 @@ def test_a_session_that_nobody_can_go_on_with_is_named(
             world.ledger.resolve(session.release_id, reason="left", principal="owner")
             assert settle(bob, "release", RELEASE).status_code == 200
     assert world.ledger.verify().ok
+
+
+def test_a_release_that_nobody_can_finish_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was paid, its process died, and its principal was taken out of the service file: the log says so once."""
+    world = ServiceWorld(tmp_path, lease_seconds=0.2)
+    with (
+        world.test_client("ann") as first,
+        stuck(first, "draw.after", times=0, door="release", body=RELEASE),
+    ):
+        (charged,) = world.ledger.reserved_releases()
+        take(world)
+        with world.test_client("bob") as bob:
+            time.sleep(1)
+            assert bob.get("/v1/remaining").status_code == 200
+        named = [line for line in caplog.messages if charged.release_id in line]
+        assert len(named) == 1 and "gives it no door release" in named[0]
+        assert f"dpflow ledger resolve {charged.release_id}" in named[0]
+        assert [one.attempts for one in world.ledger.reserved_releases()] == [1]
+    assert kinds(world).count("reserve") == 1 and world.ledger.verify().ok
 
 
 def test_predictions_wait_for_a_session_that_locks_their_rows(tmp_path: Path) -> None:

@@ -178,8 +178,9 @@ def test_a_claim_says_who_asks(world: ServiceWorld, server: Server) -> None:
 
 
 def test_a_forged_token_opens_nothing(world: ServiceWorld, server: Server) -> None:
-    """Each with the answer of any other wrong token."""
+    """Each with the answer of any other wrong token, which says what may be wrong with it."""
     wrong = ask(server, "x" * 43)
+    assert "expired" in wrong.json()["message"]
     before = world.ledger.remaining("visits/ann").rows()
     for name, forge in FORGED.items():
         token = forge()
