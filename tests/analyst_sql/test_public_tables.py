@@ -330,3 +330,17 @@ def test_a_published_answer_is_joined_after_the_aggregation(rows: Path) -> None:
             {"epsilon": "1"},
             folder=rows,
         )
+
+
+def test_what_the_declaration_joins_comes_before_a_public_table(rows: Path) -> None:
+    """Of one name: the declared relation's region is told, and not that of codes.csv."""
+    with duckdb.connect(str(rows / "rows.duckdb")) as connection:
+        connection.execute("CREATE TABLE codes AS SELECT 'a' AS code, 'Own' AS region")
+    declared = yaml.safe_load((rows / "visits.yml").read_text())
+    on = {"relation": "codes", "name": "codes", "kind": "dimension", "on": {"code": "code"}}
+    columns = {"codes.region": {"public_keys": ["Own"]}, "codes.code": {}}
+    declared |= {"joins": [on], "columns": declared["columns"] | columns}
+    (rows / "visits.yml").write_text(yaml.safe_dump(declared))
+    query = "SELECT codes.region, COUNT(*) FROM visits JOIN codes ON visits.code = codes.code GROUP BY 1"
+    answer = dpflow.sql(query, ledger=rows / "ledger.sqlite", epsilon="9000")
+    assert answer.rows == [("Own", 667)]

@@ -340,7 +340,11 @@ class _QueryReader:
                 "aggregate them first, and join the result",
                 join,
             )
-        if isinstance(joined.this, exp.Identifier) and self._is_public(joined.name):
+        # What the declaration joins comes before a public table of its name.
+        relations = [part for one in source.table.joins for part in (one.name, one.relation)]
+        is_declared = name in {one.rpartition(".")[2].casefold() for one in relations}
+        is_named = isinstance(joined.this, exp.Identifier) and not is_declared
+        if is_named and self._is_public(joined.name):
             take_arguments(joined, "this", "alias")
             table, called = self.public[joined.name.casefold()], joined.alias_or_name.casefold()
             return join_public(source, join, table, joined.name, called)
