@@ -20,10 +20,11 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from itertools import product
 from typing import Any
 
-from dpflow.core.accounting.events import Unprotected
+from dpflow.core.accounting.events import Event, Unprotected
 from dpflow.core.contract.audit_cells import (
     Cells,
     describe_cells,
@@ -93,8 +94,8 @@ WHOLE_SECONDS = 90
 #: How many times longer a first pair is waited for.
 PATIENCE = 10
 #: Runs with a delta: few that show whether all noise is Gaussian and shifted alike, which says what they need; else
-#: some, of which this may be seen. Many where either needs so much more than is stated.
-FEW_RUNS, SOME_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 3_000, 0.01, 0.05
+#: some, and then more, of which this may be seen. Many where they need so much more than is stated.
+FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 300, 3_000, 0.01, 0.05
 #: Work of one run whose numbers are chosen.
 CLIMB_SECONDS = 0.3
 #: Pairs of each case that have been compared after each round.
@@ -181,14 +182,20 @@ def find_violation(
     with follow_samplers():
         for part in parts:
             begun, before = spent(), coverage.pairs
-            for depth, case in product(DEPTHS, part):
-                pairs, is_first = coverage.pairs - before, is_whole and depth == DEPTHS[0]
-                seconds = WHOLE_SECONDS if is_first else MAX_SECONDS * effort
-                is_spent = spent() > begun + seconds or (pairs >= PAIRS * effort and not is_first)
+
+            def is_over(is_first: bool, begun: float = begun, before: int = before) -> bool:
+                pairs, is_needed = coverage.pairs - before, is_whole and is_first
+                seconds = WHOLE_SECONDS if is_needed else MAX_SECONDS * effort
+                is_spent = spent() > begun + seconds
+                is_spent = is_spent or (pairs >= PAIRS * effort and not is_needed)
                 # Where no run of a mechanism can be followed in time, further cases are no other.
-                if (pairs and is_spent) or spent() > begun + PATIENCE * seconds:
+                return (pairs > 0 and is_spent) or spent() > begun + PATIENCE * seconds
+
+            for depth, case in product(DEPTHS, part):
+                ends = partial(is_over, depth == DEPTHS[0])
+                if ends():
                     break
-                if (violation := case.compare(depth)) is not None:
+                if (violation := case.compare(depth, ends)) is not None:
                     return violation, coverage
     followed = [one for one in compared if one.is_followed]
     coverage.cases, coverage.not_followed = len(followed), len(compared) - len(followed)
@@ -220,18 +227,28 @@ class _ComparedCase:
     ) -> None:
         self.case, self.done = case, 0
         self._mechanism, self._coverage, self._effort = mechanism, coverage, effort
-        self._params = mechanism.Params.model_validate(dict(case.params))
-        self._event = mechanism.event(self._params, case.table)
         self._laws: dict[Any, dict[str, float] | None] = {}
-        self._pairs: list[tuple[Answer, Answer]] | None = None
-        self._ends, self._is_sized = isinstance(self._event, Unprotected), is_sized
+        # Sizes of tables of many equal units are pairs, too.
+        self._pairs: list[tuple[Answer, Answer] | int] | None = None
+        self._units: EqualUnits | None = None
+        self._ends, self._is_sized = False, is_sized
 
-    def compare(self, depth: int) -> Violation | None:
-        """What breaks the guarantee on the first pairs, up to this number."""
+    def compare(self, depth: int, is_over: Callable[[], bool]) -> Violation | None:
+        """What breaks the guarantee on the first pairs, up to this number or until work is over."""
         if self._ends:
             return None
-        epsilon, delta = epsilon_delta(self._event)
-        for pair in self._list_pairs()[self.done : depth]:
+        if isinstance(self._event, Unprotected):
+            self._ends = True
+            return None
+        epsilon, delta = self._guarantee
+        for listed in self._list_pairs()[self.done : depth]:
+            if self.done and is_over():
+                return None
+            if isinstance(listed, int):
+                assert self._units is not None
+                pair = self._units.neighbours(listed)
+            else:
+                pair = listed
             loss = self._find_loss(pair, epsilon, delta)
             if loss is None and self.case.example is not None:
                 loss = self._draw_loss(pair)
@@ -251,6 +268,19 @@ class _ComparedCase:
         """Whether pairs were compared, or neighbours have the same answer."""
         return self.done > 0 or (self._pairs == [] and not self._ends)
 
+    # Many cases are beyond the work that there is, and need none of these.
+    @cached_property
+    def _params(self) -> Any:
+        return self._mechanism.Params.model_validate(dict(self.case.params))
+
+    @cached_property
+    def _event(self) -> Event:
+        return self._mechanism.event(self._params, self.case.table)
+
+    @cached_property
+    def _guarantee(self) -> tuple[float, float]:
+        return epsilon_delta(self._event)
+
     def _draw_loss(self, pair: tuple[Answer, Answer]) -> str:
         """What draws show, where runs cannot be followed."""
         try:
@@ -259,21 +289,19 @@ class _ComparedCase:
             return str(refusal)
         return ""
 
-    def _list_pairs(self) -> list[tuple[Answer, Answer]]:
+    def _list_pairs(self) -> list[tuple[Answer, Answer] | int]:
         if self._pairs is None:
             try:
                 request = self._mechanism.data_request(self._params, self.case.table)
                 if self.case.is_range:
-                    self._pairs = distant_neighbours(request, self.case)
+                    self._pairs = [*distant_neighbours(request, self.case)]
                 else:
-                    self._pairs = generated_neighbours(
-                        request, self.case.table, self.case.max_pairs
-                    )
+                    most = self.case.max_pairs
+                    self._pairs = [*generated_neighbours(request, self.case.table, most)]
                 if self._is_sized:
-                    units = EqualUnits(request, self.case.table)
-                    listed = list_sizes(self._mechanism, units.most, SMALL_SIZES)
-                    sizes = [n for n in listed if n < MAX_UNITS]
-                    self._pairs[MAX_PAIRS // 4 : 0] = map(units.neighbours, sizes)
+                    self._units = EqualUnits(request, self.case.table)
+                    listed = list_sizes(self._mechanism, self._units.most, SMALL_SIZES)
+                    self._pairs[MAX_PAIRS // 4 : 0] = [n for n in listed if n < MAX_UNITS]
             except TypeError:  # a request without a reference answer
                 self._pairs, self._ends = [], True
         return self._pairs
@@ -283,7 +311,7 @@ class _ComparedCase:
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
             if delta:
-                needed = _find_delta(*runs, epsilon, delta)
+                needed = _find_delta(*runs, epsilon, delta, MAX_SECONDS * self._effort)
                 return (
                     f"runs need delta {needed:.4g} at epsilon {epsilon:g}" if needed > delta else ""
                 )
@@ -320,20 +348,27 @@ class _ComparedCase:
         return self._laws.get(name)
 
 
-def _find_delta(first: Run, second: Run, epsilon: float, delta: float) -> float:
+def _find_delta(first: Run, second: Run, epsilon: float, delta: float, seconds: float) -> float:
     """A lower bound of the delta that drawn runs need at epsilon, on either side against the other; many of them
-    where few seem to need more than is stated, or the laws of their noise say so.
+    where few seem to need more than is stated, or the laws of their noise say so. Each number of runs ends with its
+    seconds of work: of few runs nothing is refuted.
     """
     needed = [0.0]
     for sides in ((first, second), (second, first)):
         distance = find_gaussian_distance(*sides, FEW_RUNS)
-        if distance is not None:
+        if distance is not None and distance < math.inf:
             is_suspicious = gaussian_delta(distance, epsilon) > delta + SLIGHT
         else:
-            losses = draw_losses(*sides, SOME_RUNS)
-            is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS
+            # One run that the other side never makes may be what delta allows.
+            excess = SUSPICIOUS if distance is None else SLIGHT
+            losses = draw_losses(*sides, SOME_RUNS, seconds)
+            is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + excess
+            if is_suspicious:
+                losses = draw_losses(*sides, MORE_RUNS, seconds)
+                is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS / 2
         if is_suspicious:
-            losses = draw_losses(*sides, MANY_RUNS)
+            # What decides is drawn afresh.
+            losses = draw_losses(*sides, MANY_RUNS, seconds)
             needed.append(bound_delta(losses, epsilon, RARE)[0])
     return max(needed)
 

@@ -18,6 +18,8 @@ from functools import lru_cache
 from itertools import combinations_with_replacement, product, zip_longest
 from typing import Any
 
+import numpy as np
+
 from dpflow.core.contract.audit_cells import Cells, describe_cells, list_settings
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
@@ -31,6 +33,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import InvalidInput
 from dpflow.testing.code_constants import list_constants
+from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.examples import (
     Example,
     neighbouring_answers,
@@ -318,7 +321,7 @@ class EqualUnits:
         # Answers on equal units are multiples; private keys may differ.
         if isinstance(one, Groups) and isinstance(nothing, Groups) and one.keys == nothing.keys:
             self._parts, self.most = (one, nothing), MAX_SIZE
-        if (
+        if isinstance(one, ArrayColumn) or (
             isinstance(one, ValueCounts)
             and isinstance(nothing, ValueCounts)
             and not nothing.counts.size
@@ -345,6 +348,12 @@ def _add_answers(one: Any, other: Any, n: int, m: int) -> Answer:
     """n times one answer, and m times the other."""
     if isinstance(one, ValueCounts):
         return replace(one if n else other, counts=(one if n else other).counts * n)
+    if isinstance(one, ArrayColumn):
+        groups = (
+            np.concatenate([np.repeat(own, n), np.repeat(others, m)])
+            for own, others in zip(one.groups, other.groups, strict=True)
+        )
+        return replace(one, groups=tuple(groups), size=n * one.size + m * other.size)
     sums, counts, squares = (
         {
             name: n * values + m * getattr(other, what)[name]

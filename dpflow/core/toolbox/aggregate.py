@@ -24,6 +24,7 @@ variance shrinks with the group and is computed from the noisy numbers.
 from __future__ import annotations
 
 import math
+import operator
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -131,19 +132,35 @@ class Release:
         computable = not measure.shrinks or measure.size is not None
         return self.query.error_bound(measure, self.tails(measure)) if computable else None
 
+    def read_measure(self, measure: Measure, noisy: Noisy) -> tuple[list[Any], list[float | None]]:
+        """As `Query.read_measure` has it, with half-widths that all draws share."""
+        name = measure.full_name
+        if name not in self._widths:
+            tails = self.tails(measure)
+            error = None if measure.shrinks else self.query.error_bound(measure, tails)
+            self._widths[name] = tails, error
+        return self.query.read_measure(measure, noisy, *self._widths[name])
+
+    @cached_property
+    def _widths(self) -> dict[str, tuple[dict[Moment, float], float | None]]:
+        """By measures' names: half-widths of their moments, and their own where these do not depend on rows."""
+        return {}
+
     def find_stopped(
         self, noisy: Noisy, measures: Sequence[Measure]
     ) -> Iterator[NDArray[np.bool_]]:
         """For each measure, the groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
         stop. From released numbers alone; a sum that did is missed once in 10^9 times.
         """
-        stopped = {
-            moment: np.abs(noisy[moment]) >= MAX_MAGNITUDE - noise.half_width(STOP_FAILURE)
-            for moment, noise in self.noises.items()
-        }
-        none = np.zeros_like(next(iter(stopped.values())))
+        stopped = {moment: np.abs(noisy[moment]) >= least for moment, least in self._stops.items()}
+        none = np.zeros(len(next(iter(noisy.values()))), bool)
         for m in measures:
             yield sum((stopped[one] for one in self.query.weights(m) if one in stopped), none)
+
+    @cached_property
+    def _stops(self) -> dict[Moment, int]:
+        """From which noisy number on a moment may have stopped."""
+        return {m: MAX_MAGNITUDE - n.half_width(STOP_FAILURE) for m, n in self.noises.items()}
 
     def describe_limits(self) -> Iterator[str]:
         """Columns of which fewer than `MANY_ROWS` rows can reach `MAX_MAGNITUDE`, where sums stop. Squares are
@@ -237,7 +254,13 @@ class MeasureMechanism(Mechanism[N]):
 
     def choose_release(self, params: N, table: Table) -> tuple[Release, str]:
         """The release, and a note on the choice of noise."""
-        return _choose_release(self, params, table)
+        global _last
+        # Draws after each other ask with the same objects, which need not be compared by their values.
+        asked, chosen = _last
+        if chosen is None or any(map(operator.is_not, asked, (self, params, table))):
+            chosen = _choose_release(self, params, table)
+            _last = (self, params, table), chosen
+        return chosen
 
     def release_score(self, params: N, release: Release) -> float:
         """What ``auto`` makes small: the half-widths at the requested cost."""
@@ -264,7 +287,7 @@ class MeasureMechanism(Mechanism[N]):
         """The measures of each key, computed from noisy moments."""
         query, stopped = release.query, release.find_stopped(noisy, measures)
         columns = [
-            (m, self.measure_label(m), *query.read_measure(m, noisy, release.tails(m)), ended)
+            (m, self.measure_label(m), *release.read_measure(m, noisy), ended)
             for m, ended in zip(measures, stopped, strict=True)
         ]
         rows = []
@@ -299,6 +322,10 @@ class MeasureMechanism(Mechanism[N]):
         ]
         notes = [ErrorBound(errors).note, *shrinking, *release.describe_limits()]
         return ErrorBound(errors, "; ".join([*notes, *([note] if note else [])]))
+
+
+#: What was asked for last, and its release.
+_last: tuple[tuple[Any, ...], tuple[Release, str] | None] = (), None
 
 
 @lru_cache(maxsize=512)

@@ -24,6 +24,7 @@ computed or squares are coarse.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -277,10 +278,10 @@ class Query:
         return {"n": moments[self.count_moment(name)], **terms}
 
     def read_measure(
-        self, measure: Measure, noisy: Noisy, tails: Tails
+        self, measure: Measure, noisy: Noisy, tails: Tails, error: float | None = None
     ) -> tuple[list[Any], list[float | None]]:
         """The measure of every group and its half-width, from noisy moments alone; None for both where
-        the group may have no values.
+        the group may have no values. ``error``: the half-width of one that does not shrink.
         """
         if measure.shrinks:
             assert measure.column is not None
@@ -292,12 +293,11 @@ class Query:
             groups = zip(may_be_empty.tolist(), *(of.tolist() for of in estimates), strict=True)
             pairs = [(None, None) if empty else pair for empty, *pair in groups]
             return [value for value, _ in pairs], [error for _, error in pairs]
+        assert error is not None
         weights = self.weights(measure)
         parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
-        totals = [
-            sum(int(w) * x for w, x in zip(weights.values(), part, strict=True)) for part in parts
-        ]
-        error = self.error_bound(measure, tails)
+        factors = [*map(int, weights.values())]
+        totals = [sum(map(operator.mul, factors, part)) for part in parts]
         if measure.column is None:
             return totals, [error] * len(totals)
         step = self.table.bounded_column(measure.column).step
