@@ -58,12 +58,14 @@ class DpflowError(Exception):
     """The root of everything dpflow raises on purpose; catch it to catch all of them.
 
     ``retryable`` says whether the same call can succeed later with nothing changed. ``exit_code``
-    is that of a command which it ends.
+    is that of a command which it ends. ``owner_hint`` is for a terminal of the owner's and no log, such as
+    the names in a file's first line: without a header that is a row.
     """
 
     retryable: ClassVar[bool] = False
     #: with which the command line ends; 75 where a retry helps
     exit_code: int = 1
+    owner_hint: str = ""
 
 
 class InvalidInput(DpflowError):

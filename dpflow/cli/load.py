@@ -85,7 +85,7 @@ def command(
     counts: Annotated[
         bool | None,
         typer.Option(
-            help="Print how many rows were taken and rejected; by default in a terminal only. They are exact, so keep them."
+            help="Print how many rows were taken and rejected, and a source's names; by default in a terminal only. Keep them."
         ),
     ] = None,
     in_place: Annotated[
@@ -114,6 +114,7 @@ def command(
     )
     blocks = block or ()
     told: list[LoadReport] = []
+    shows_rows = sys.stdout.isatty() if counts is None else counts
     try:
         with open_source(source, server_table, into, columns, form, by, blocks) as target:
             rows, database, table = target
@@ -127,11 +128,15 @@ def command(
                 max_rejects=max_rejects,
                 tell=told.append,
             )
+    except InvalidInput as error:
+        if not shows_rows or not error.owner_hint:
+            raise
+        raise InvalidInput(f"{error}{error.owner_hint}") from None
     finally:
         # Also before a refusal: what was rejected is what must be corrected.
         for outcome in told:
             _write_rejects(outcome, rejects)
-            if counts or (counts is None and sys.stdout.isatty()):
+            if shows_rows:
                 _show_counts(outcome, as_json)
     _show_end(report, database, as_json, counted=bool(counts))
 

@@ -27,9 +27,19 @@ def dpflow(folder: Path, *words: str) -> tuple[int, str, str]:
 
 def test_without_types_it_writes_the_option_to_give(visits: Path) -> None:
     """From the first line only, and makes no file."""
-    status, _, errors = dpflow(visits, "load", "visits.csv")
+    status, _, errors = dpflow(visits, "load", "visits.csv", "--counts")
     assert status == 1 and "--columns 'person VARCHAR, city VARCHAR, age VARCHAR'" in errors
     assert not (visits / "visits.duckdb").exists()
+
+
+@pytest.mark.parametrize("columns", [(), ("--columns", COLUMNS)])
+def test_a_first_line_that_is_a_row_shows_nowhere(visits: Path, columns: tuple[str, ...]) -> None:
+    """A day without its header: what a log gets has no name of the file."""
+    (visits / "visits.csv").write_text("".join(CSV.splitlines(keepends=True)[1:]))
+    row = CSV.splitlines()[1].split(",")
+    status, output, errors = dpflow(visits, "load", "visits.csv", *columns)
+    assert status == 1 and not any(value in output + errors for value in row)
+    assert dpflow(visits, "load", "visits.csv", *columns, "--counts")[2].count(row[0]) == 1
 
 
 def test_numbers_are_for_the_owner_only(visits: Path) -> None:
@@ -91,7 +101,7 @@ def test_a_file_whose_name_is_no_tables_is_told_an_option(
         (("visits.csv", "visits.json"), "give files of one kind"),
         (("visits.xlsx",), "does not say by its name what it is"),
         (("visits.csv", "--columns", "person, city"), "write them as in SQL"),
-        (("visits.csv", "--columns", "persn VARCHAR"), "did you mean 'person'"),
+        (("visits.csv", "--columns", "persn VARCHAR"), "no column called 'persn'"),
         (("visits.csv", "--columns", COLUMNS, "--by", "day"), "there is no column 'day'"),
         (("visits.csv", "--columns", COLUMNS, "--into", "nowhere/x.duckdb"), "make the folder"),
         (("visits.csv", "--columns", COLUMNS, "--into", "visits.csv:t"), "cannot be"),

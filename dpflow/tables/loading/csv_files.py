@@ -89,7 +89,7 @@ class CsvSource(FileSource):
                 raise InvalidInput(
                     f"{other} has other names in its first line than {files[0]}; load them one by one"
                 )
-        require_columns(columns, self._header, str(files[0]))
+        require_columns(columns, self._header, f"the first line of {files[0]}")
         self.ignored_columns = tuple(n for n in self._header if n not in columns)
 
     def fingerprint(self) -> str:

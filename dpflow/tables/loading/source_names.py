@@ -162,17 +162,21 @@ def _open_files(
     if kind == "parquet":
         return ParquetSource(files, types or parquet_columns(files))
     if not types:
-        raise InvalidInput(_ask_for_types(files[0], kind, form))
+        raise _ask_for_types(files[0], kind, form)
     return CsvSource(files, types, form) if kind == "csv" else JsonSource(files, types)
 
 
-def _ask_for_types(file: Path, kind: str, form: CsvFormat) -> str:
+def _ask_for_types(file: Path, kind: str, form: CsvFormat) -> InvalidInput:
     """What to write, where nobody said what the columns are."""
     why = f"{file} says no types, and none is guessed, because one row would decide how all others are read"
     if kind == "json":
-        return f"{why}; name the fields and their types, such as --columns 'person VARCHAR, age INTEGER'"
+        return InvalidInput(
+            f"{why}; name the fields and their types, such as --columns 'person VARCHAR, age INTEGER'"
+        )
     template = write_columns(dict.fromkeys(read_header(file, form), "VARCHAR"))
-    return (
+    asked = InvalidInput(
         f"{why}; write them, with other types for numbers and dates (INTEGER, DOUBLE, DATE, TIMESTAMP), and "
-        f"leave out what nobody needs:\n  --columns '{template}'"
+        f"leave out what nobody needs"
     )
+    asked.owner_hint = f":\n  --columns '{template}'"
+    return asked

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO, cast
 
 import duckdb
 
-from dpflow.errors import InvalidInput, TableBusy, UnknownName
+from dpflow.errors import InvalidInput, TableBusy
 from dpflow.extras import require_extra
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.local_files import require_plain_files
@@ -378,10 +378,17 @@ class ObjectSource(LoadSource):
 
 
 def require_columns(columns: Mapping[str, str], names: Sequence[str], where: str) -> None:
-    """Raises `InvalidInput` for declared columns that a source does not have."""
-    for name in columns:
-        if name not in names:
-            raise InvalidInput(f"{where}: " + str(UnknownName("column called", name, names)))
+    """Raises `InvalidInput` for declared columns that a source does not have.
+
+    What it has is for the owner alone: the names of a file without a header are a row.
+    """
+    if not (missing := [name for name in columns if name not in names]):
+        return
+    error = InvalidInput(
+        f"{where} has no column called {' or '.join(map(repr, missing))}; correct the declared names, or give the source a header"
+    )
+    error.owner_hint = f"\nit has: {', '.join(names)}"
+    raise error
 
 
 def open_unpacked(file: Path) -> BinaryIO:

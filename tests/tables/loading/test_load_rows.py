@@ -201,8 +201,9 @@ def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
     first, second = write(tmp_path, "1.csv", GOOD), write(tmp_path, "2.csv", "person,town,age\n")
     with pytest.raises(InvalidInput, match="other names"):
         CsvSource([first, second], VISITS)
-    with pytest.raises(InvalidInput, match="did you mean 'city'"):
+    with pytest.raises(InvalidInput, match="no column called 'citi'") as refused:
         CsvSource([first], {"citi": "VARCHAR"})
+    assert "city" in refused.value.owner_hint and "city" not in str(refused.value)
     load(tmp_path, CsvSource([first], VISITS))
     with pytest.raises(InvalidInput, match="others are declared"):
         load(tmp_path, CsvSource([first], VISITS | {"age": "BIGINT"}))
@@ -491,7 +492,7 @@ def test_parquet_files_of_other_types_lose_nothing(tmp_path: Path, turned: bool)
         ("b", 1.5, "2026-01-02 23:59:00"),
         ("c", float(np.float32(0.1)), "2026-01-03 00:00:00"),
     ]
-    with pytest.raises(InvalidInput, match="no column called 'd'|column called 'd'"):
+    with pytest.raises(InvalidInput, match="no column called 'd'"):
         duckdb.sql("SELECT 'd' AS u, 1 AS x").write_parquet(str(files[2]))
         load(tmp_path, ParquetSource(given, columns), replace=True)
 

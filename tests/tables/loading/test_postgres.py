@@ -99,7 +99,7 @@ def test_a_list_of_blocks_may_be_long(server: str) -> None:
     [
         ("nowhere", None, (), InvalidInput, "there is no such table"),
         ("visits; DROP TABLE visits", None, (), InvalidInput, "there is no such table"),
-        ("visits", {"persn": "VARCHAR"}, (), InvalidInput, "did you mean 'person'"),
+        ("visits", {"persn": "VARCHAR"}, (), InvalidInput, "no column called 'persn'"),
         ("visits", None, ("no day",), TableUnreadable, "blocks are values of their column"),
         ("capitals", None, (), InvalidInput, "columns 'a', 'A'; in a private file names differ by"),
         ("lines", None, (), InvalidInput, "and have no line ends, so name other columns"),
