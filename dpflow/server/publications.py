@@ -142,8 +142,8 @@ class Publications:
         releases = [read_settled(self._ledger, one, self._find_largest) for one in settled]
         return encode_results(find_latest(releases) if latest else releases, kind)
 
-    def _find_largest(self, table: str) -> str:
-        return self._largest.get(table, "")
+    def _find_largest(self, table: str) -> str | None:
+        return self._largest.get(table)
 
     def _make_tag(self, name: str, kind: FileKind, settled: Sequence[str], *, latest: bool) -> str:
         """The name of a file's content: a result is settled once and never changes."""

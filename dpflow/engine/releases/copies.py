@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +73,7 @@ def copy_settled(
         NotPublished, TableUnreadable: it cannot be written, or what is there is no copy, and what was there stays.
     """
     check_place(place)
+    largest = cache(largest)
     if is_server(place):
         records = {record.release_id: record for record in settled}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 from dpflow.catalogue import is_table_name
@@ -13,16 +14,16 @@ from dpflow.tables import PublishedRelease, publish, published_ids
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.publish import withdraw_totals
 
-#: Finds `Table.largest_text` of a table's declaration of now by its name; "" where there is none.
-FindLargest = Callable[[str], str]
+#: Finds `Table.largest_text` of a table's declaration of now by its name; None where there is no declaration.
+FindLargest = Callable[[str], str | None]
 
 
-def find_largest(table: str) -> str:
+def find_largest(table: str) -> str | None:
     """The same of the declaration that ``dpflow.yml`` names."""
     try:
-        return load_table(table).largest_text if is_table_name(table) else ""
+        return load_table(table).largest_text if is_table_name(table) else None
     except DpflowError:
-        return ""
+        return None
 
 
 def publish_missing(ledger: Ledger, database: Path, table: str, scope: str | None = None) -> int:
@@ -44,6 +45,7 @@ def publish_settled(
     largest: FindLargest = find_largest,
 ) -> int:
     """As `publish_missing`, of these releases."""
+    largest = cache(largest)
     # One look at the table for all releases, not one for each.
     present = published_ids(database, table)
     missing = [record for record in settled if record.release_id not in present]
@@ -58,7 +60,9 @@ def list_withdrawn(settled: Sequence[ReleaseRecord], largest: FindLargest) -> li
     return [
         record.release_id
         for record in settled
-        if "totals" in (record.result or {}) and _read_result(record, largest).totals is None
+        if "totals" in (record.result or {})
+        and largest(_table_of(record)) is not None
+        and _read_result(record, largest).totals is None
     ]
 
 
@@ -66,14 +70,18 @@ def _read_result(stored: ReleaseRecord, largest: FindLargest) -> Result:
     result = Result.from_json(stored.result or {"rows": []})
     if result.totals is None:
         return result
-    return result.follow_declaration(largest(str(stored.request.get("table"))))
+    return result.follow_declaration(largest(_table_of(stored)) or "")
+
+
+def _table_of(stored: ReleaseRecord) -> str:
+    return str(stored.request.get("table"))
 
 
 def read_settled(
     ledger: Ledger, stored: ReleaseRecord, largest: FindLargest = find_largest
 ) -> PublishedRelease:
     """A settled release of a ledger as it is published: without total intervals that rest on a maximum which its
-    table's declaration does not have now. Raises like `Ledger.settlement`.
+    table's declaration does not have now, or no declaration says. Raises like `Ledger.settlement`.
     """
     request, result = stored.request, _read_result(stored, largest)
     settlement = ledger.settlement(stored.release_id)
