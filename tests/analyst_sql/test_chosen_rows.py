@@ -43,6 +43,8 @@ def largest(world: World, single: float) -> float:
     [
         f"{GROUPS} ORDER BY n DESC LIMIT 1",
         f"{GROUPS} ORDER BY n LIMIT 3 OFFSET 1",
+        f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY n DESC LIMIT 20%",
+        f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY n DESC LIMIT 50 PERCENT",
         f"{GROUPS} HAVING n > 100",
         f"SELECT b, n FROM ({GROUPS}) ORDER BY n DESC LIMIT 1",
         f"SELECT b, n FROM ({GROUPS}) WHERE n > 100",
@@ -107,6 +109,30 @@ def test_an_order_or_a_number_of_noise_below_chooses(
 def test_what_an_order_or_a_number_of_noise_makes_has_no_interval(world: World, text: str) -> None:
     answer = world.ask(text, epsilon=1)
     assert answer.free and [column.interval for column in answer.columns] == ["no interval"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ("unnest({'a': 5, 'b': n}), b AS k", ["a", "b", "k"]),
+        ("unnest([{'a': 5, 'b': n}], max_depth := 2), b AS k", ["a", "b", "k"]),
+        ("unnest(t), b AS k", ["b", "n", "k"]),
+        ("q.*, b AS k", ["a", "k"]),
+        ("* LIKE 'n'", ["n"]),
+        ("* NOT LIKE 'q'", ["b", "n"]),
+        ("* GLOB '[bn]'", ["b", "n"]),
+        ("* SIMILAR TO 'n|b'", ["b", "n"]),
+        ("* EXCLUDE (q), b AS k", ["b", "n", "k"]),
+    ],
+)
+def test_an_item_that_is_several_columns_shifts_no_other(
+    world: World, columns: str, names: list[str]
+) -> None:
+    """The columns behind it were called exact, and the last of them were left out."""
+    inner = f"SELECT b, n{', {a: n} AS q' if 'q' in columns else ''} FROM ({GROUPS})"
+    answer = world.ask(f"SELECT {columns} FROM ({inner}) AS t", epsilon=1)
+    assert [column.name for column in answer.columns] == names and answer.rows
+    assert "exact" not in {column.interval for column in answer.columns}
 
 
 @pytest.mark.parametrize(

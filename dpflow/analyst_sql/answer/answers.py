@@ -66,12 +66,15 @@ def compute_answer(
     if ran is not query:
         query, notes = ran, [*notes, GUARDED]
     intervals, ranges = find_noise(query, tables, result.rows)
-    if intervals is None:
+    of_totals = find_total_intervals(query, tables, result.rows)
+    width = len(result.columns)
+    if intervals is None or len(intervals) != width:
+        # Also where an item is several columns, as a struct that is unnested: nothing says which is which.
+        of_totals, ranges = None, [[UNLIMITED] * len(result.rows)] * width
         everything = frozenset(
             (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
         )
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
-    of_totals = find_total_intervals(query, tables, result.rows)
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
     for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):

@@ -35,6 +35,8 @@ from dpflow.tables.public.query_worker import SCHEMA
 
 #: Expressions that are looked at, at most.
 _MAX_STEPS = 20_000
+#: What makes a list, and no struct.
+_LISTS = (exp.Array, exp.ArrayAgg, exp.GenerateSeries, exp.Split)
 MARK = " #"
 #: What stands beside a column, by the end of its name.
 LOW, HIGH, COUNT = f"{MARK}low", f"{MARK}high", f"{MARK}count"
@@ -287,6 +289,21 @@ def _write_end(value: float | None) -> Any:
     return exp.cast(exp.Literal.string(text), "DOUBLE")
 
 
+def _may_be_several(item: Any) -> bool:
+    """Whether an item of SELECT may be several columns: a pattern of names, or the fields of a struct."""
+    for node in item.walk():
+        if isinstance(node, exp.Star):
+            above = node.parent.parent if isinstance(node.parent, exp.Column) else node.parent
+            if not isinstance(above, exp.Count | exp.Select):
+                return True
+        if isinstance(node, exp.Explode | exp.Unnest):
+            lists = node.expressions if isinstance(node, exp.Unnest) else [node.this]
+            more = node.expressions if isinstance(node, exp.Explode) else lists[1:]
+            if more or not all(isinstance(one, _LISTS) for one in lists):
+                return True
+    return False
+
+
 #: Reads a query inside another: its columns. Raises `RuleMissing`.
 ReadQuery = Callable[[Any, Scope], Shape]
 
@@ -409,9 +426,11 @@ class SelectSources(ABC):
             inner = strip_alias(item)
             star = inner.this if isinstance(inner, exp.Column) else inner
             if not isinstance(star, exp.Star):
+                if _may_be_several(inner):
+                    raise RuleMissing
                 items.append(item)
                 continue
-            if any(star.args.get(name) for name in ("except_", "replace", "rename")):
+            if any(star.args.values()):
                 raise RuleMissing
             items += self._list_star(inner.table.casefold() if inner is not star else "")
         self._select.set("expressions", items)
@@ -433,6 +452,9 @@ class SelectSources(ABC):
                     continue
                 table = exp.to_identifier(name, quoted=True) if name else None
                 columns.append(exp.column(exp.to_identifier(column.name, quoted=True), table=table))
+        if not columns:
+            # The fields of a struct.
+            raise RuleMissing
         return columns
 
     def _find_column(self, part: Any) -> Known:

@@ -112,6 +112,11 @@ class SelectRules(SelectSources):
         limit, offset = (self._select.args.get(name) for name in ("limit", "offset"))
         if limit is None or offset is not None or self._groups is not None:
             return False
+        # 20 % is not 20 rows.
+        if not isinstance(limit, exp.Limit) or set(filter(limit.args.get, limit.args)) != {
+            "expression"
+        }:
+            return False
         number_text = str(limit.expression)
         return (
             self._release is not None
