@@ -4,7 +4,7 @@ exact it would be. Reads no row and charges nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -326,6 +326,12 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {', '.join(literals)}"
 
 
+def _left_text(budget: Mapping[str, Any]) -> str:
+    if budget["epsilon_left"] is not None:
+        return f"epsilon {budget['epsilon_left']}"
+    return f"Renyi divergence {budget['renyi_left']} of order {budget['renyi_order']}"
+
+
 def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A description as lines of two texts, for people."""
     yield from (("stage", stage) for stage in view["stages"])
@@ -340,7 +346,7 @@ def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
         block = f" {budget['block']}" if budget["block"] else ""
         yield (
             f"left in {budget['scope']}{block}",
-            (f"epsilon {budget['epsilon_left'] or '-'}, delta {budget['delta_left']}"),
+            f"{_left_text(budget)}, delta {budget['delta_left']}; {budget['used']:.0%} used",
         )
     yield from (("note", note) for note in view["notes"])
     yield "forecast", view["forecast"]

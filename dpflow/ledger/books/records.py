@@ -410,12 +410,15 @@ class Remaining:
         return {"scope": self.scope.scope, "budgets": self.rows()}
 
     def _row(self, block: str, spent: Cost) -> dict[str, Any]:
-        """A path that the filter does not have is None; ``used`` is the share of the better open
-        path that is gone. Of a quota that refreshes: its period, and the day on which the next begins.
+        """A path that the filter does not have is None, and so is ``epsilon_left`` where no sum of epsilons
+        is left and the Renyi path pays on; ``used`` is the share of the better open path that is gone. Of a
+        quota that refreshes: its period, and the day on which the next begins.
         """
         granted = self.scope.filter
         capacity = self.scope.capacity
         sums, divergence = granted.name != "renyi", granted.order is not None
+        left = capacity.epsilon - spent.epsilon
+        pays_on = divergence and left <= 0 and spent.renyi < capacity.renyi
         paced = {}
         if granted.period is not None:
             renews = next_start(granted.period, self.day).isoformat()
@@ -425,9 +428,7 @@ class Remaining:
             "block": block,
             "epsilon_granted": exact_text(granted.epsilon),
             "epsilon_spent": units_text(spent.epsilon, EPSILON_UNIT) if sums else None,
-            "epsilon_left": units_text(capacity.epsilon - spent.epsilon, EPSILON_UNIT)
-            if sums
-            else None,
+            "epsilon_left": units_text(left, EPSILON_UNIT) if sums and not pays_on else None,
             "delta_granted": exact_text(granted.delta),
             # Either path may pay, so the larger rest is what a release can still ask for.
             "delta_left": units_text(
