@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -301,6 +302,8 @@ def test_a_value_stays_one_literal(local: sa.Engine) -> None:
         ((None,), "give a plain number"),
         ((pandas.NaT,), "give a plain number"),
         ((float("nan"),), "no query can hold"),
+        ((10**5000,), "more digits than"),
+        ((Fraction(10**400),), "more digits than"),
         ((dt.datetime(2020, 1, 1, tzinfo=dt.UTC),), "time zone"),
     ],
 )

@@ -20,6 +20,7 @@ from typing import Any
 
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+from dpflow.analyst_sql.parse.parameters import find_value_problem
 from dpflow.core.contract.declaration import Table
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -120,6 +121,6 @@ def _write_parameters(parameters: Mapping[str, Any] | Sequence[Any]) -> Hashable
         pairs = list(enumerate(parameters))
     else:
         return None
-    if not all(type(value) in _PLAIN for _, value in pairs):
+    if not all(type(value) in _PLAIN and not find_value_problem(value) for _, value in pairs):
         return None
     return tuple((name, type(value).__name__, repr(value)) for name, value in pairs)

@@ -12,6 +12,9 @@ from dpflow.errors import InvalidInput
 
 _KINDS = (str, bool, int, float, Decimal, Fraction, dt.date)
 
+#: Of an integer that a double can be near to.
+_MAX_BITS = 1024
+
 
 def find_value_problem(value: object) -> str:
     """Why a value cannot be a parameter, as the end of a sentence; "" if it can."""
@@ -19,6 +22,10 @@ def find_value_problem(value: object) -> str:
         return f"is of type {type(value).__name__}; give a plain number, text, date or truth value, such as int(value)"
     if isinstance(value, dt.datetime) and value.tzinfo is not None:
         return "has a time zone, which columns have not; convert it to that of the column, and drop the zone"
+    if isinstance(value, int | Fraction):
+        parts = (value.numerator, value.denominator)
+        if max(abs(part).bit_length() for part in parts) >= _MAX_BITS:
+            return "is a number of more digits than a double has room for; give a smaller one"
     return ""
 
 
