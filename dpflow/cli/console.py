@@ -23,6 +23,7 @@ from dpflow.catalogue import find_server, locate_ledger
 from dpflow.core.contract.calculator import Calculator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.results import finite_json
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
@@ -168,7 +169,7 @@ def _shorten_paths(text: str) -> str:
 def show_json(value: Any) -> None:
     """Print JSON for programs."""
     # Whatever JSON does not know becomes its text: a float would round it.
-    print(json.dumps(value, indent=2, default=str, ensure_ascii=False))
+    print(json.dumps(finite_json(value), indent=2, default=str, ensure_ascii=False))
 
 
 def explain_entry(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +14,8 @@ from sql_world import EXACT, close
 
 import dpflow
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
+from dpflow.analyst_sql.answer.sql_plan import plan_lines
+from dpflow.cli.console import show_json
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.question_text import MAX_QUESTION, describe_question
 from dpflow.core.contract.results import NO_INFORMATION, NO_RANK
@@ -403,3 +406,31 @@ def test_a_long_query_is_shortened_in_lists(fresh: World) -> None:
     fresh.ask(f"SELECT COUNT(*) FROM visits WHERE city IN ({keys})", epsilon=1)
     (record,) = fresh.ledger.releases("visits")
     assert len(describe_question(record.request)) == MAX_QUESTION
+
+
+def test_infinities_are_texts_of_json_and_truth_is_written_as_in_duckdb(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Infinity and NaN are no JSON, and whether they come up is decided by drawn numbers, after the charge."""
+    text = "SELECT exp(COUNT(*)) AS x, 'nan'::DOUBLE AS y, COUNT(*) > 5 AS many FROM visits"
+    answer = world.ask(text, epsilon=1)
+    answer.write(tmp_path / "a.json")
+    answer.write(tmp_path / "a.csv")
+    show_json({"noise": float("inf"), "rows": answer.rows})
+    for written in ((tmp_path / "a.json").read_text(), capsys.readouterr().out):
+        read = json.loads(written, parse_constant=pytest.fail)
+        (row,) = read["rows"] if isinstance(read, dict) else (list(read[0].values()),)
+        assert row[0] == "inf" and row[-1] is True and "nan" in row
+    assert (tmp_path / "a.csv").read_text().splitlines()[1].endswith("nan,true")
+
+
+def test_no_epsilon_left_is_said_where_renyi_divergence_pays_on(fresh: World) -> None:
+    """It said 0 after the first Gaussian release of a scope of which 1 % was used."""
+    fresh.ledger.grant("mixed", 5, "1e-6", table=fresh.table, principal="owner")
+    text, price = "SELECT COUNT(*) AS n FROM visits", {"scope": "mixed", "epsilon": "0.5"}
+    fresh.ask(text, **price, delta="1e-7", noise="gaussian")
+    (row,) = fresh.ledger.remaining("mixed").rows()
+    assert row["epsilon_left"] is None and float(row["renyi_left"]) > 0 and row["used"] < 0.2
+    view = fresh.ask(f"EXPLAIN {text} WHERE age > 3", **price).explain(fresh.ledger)
+    (left,) = (line for name, line in plan_lines(view) if name == "left in mixed")
+    assert re.fullmatch(r"Renyi divergence [\d.]+ of order [\d.]+, delta [\d.e-]+; \d+% used", left)

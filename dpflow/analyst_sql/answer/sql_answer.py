@@ -348,7 +348,7 @@ class SqlAnswer:
         stream = io.StringIO()
         lines = csv.writer(stream, lineterminator="\n")
         lines.writerow(name for name, _, _ in columns)
-        lines.writerows(zip(*(map(_json_value, _plain_values(v)) for _, _, v in columns)))
+        lines.writerows(zip(*(map(_csv_value, _plain_values(v)) for _, _, v in columns)))
         return stream.getvalue()
 
     def describe(self) -> str:
@@ -396,7 +396,11 @@ def _plain_values(values: Sequence[Any]) -> list[Any]:
 
 
 def _json_value(value: Any) -> Any:
-    return write_text(value) if isinstance(value, dt.date | Decimal) else value
+    return write_text(value) if isinstance(value, dt.date | Decimal) else finite_json(value)
+
+
+def _csv_value(value: Any) -> Any:
+    return write_text(value) if isinstance(value, bool) else _json_value(value)
 
 
 def write_text(value: Any) -> str:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from dpflow.core.contract.printed_numbers import print_interval, print_number
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.result_fields import FIELDS, clip_row, list_row_fields, utc_time
-from dpflow.core.contract.results import Result
+from dpflow.core.contract.results import Result, finite_json
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
 from dpflow.output_files import write_whole
@@ -261,7 +261,7 @@ def _csv_bytes(tables: Sequence[ResultTable]) -> bytes:
 
 
 def _json_bytes(tables: Sequence[ResultTable]) -> bytes:
-    records = [record for table in tables for record in table.records()]
+    records = [finite_json(record) for table in tables for record in table.records()]
     return (json.dumps(records, indent=1, ensure_ascii=False) + "\n").encode()
 
 
