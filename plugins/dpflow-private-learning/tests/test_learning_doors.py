@@ -386,3 +386,49 @@ def test_no_date_is_too_far_for_the_predicate(tmp_path: Path, kind: str) -> None
             f"SELECT {ColumnScale.from_column('x', column).sql_expression()} AS d FROM t ORDER BY d NULLS FIRST"
         ).fetchall()
     assert [value for (value,) in values] == wanted and len(wanted) == len(rows)
+
+
+KINDS = (
+    *(
+        "BOOLEAN",
+        "TINYINT",
+        "BIGINT",
+        "HUGEINT",
+        "UTINYINT",
+        "UBIGINT",
+        "UHUGEINT",
+        "FLOAT",
+        "DOUBLE",
+    ),
+    *("DECIMAL(5,2)", "DECIMAL(38,0)", "DECIMAL(38,37)"),
+)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", ["1", "0.25"])
+def test_the_predicate_reads_every_type_of_number(tmp_path: Path, kind: str, step: str) -> None:
+    """As the mechanism does, in steps of 1 and of fractions."""
+    path = tmp_path / "t.duckdb"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(
+            f"CREATE TABLE t AS SELECT row_number() OVER () AS id, TRY_CAST(v AS {kind}) AS x "
+            "FROM unnest(['true', 'false', '0', '1', '0.49', '0.5', '1.5', '2', '9', NULL]) s(v)"
+        )
+        (rows,) = connection.execute("SELECT count(x) FROM t").fetchone() or (0,)
+    column = Column.model_validate({"lower": 0, "upper": 1, "step": step})
+    declared = {
+        "name": "t",
+        "database": path,
+        "privacy_unit": {"column": "id"},
+        "contribution_bounds": {"rows": 1},
+    }
+    table = Table.model_validate(declared | {"columns": {"x": {}}}).model_copy(
+        update={"columns": {"x": column}}
+    )
+    found = PrivateTable(table).answer(SortedValues("x", 1), ())
+    with duckdb.connect(str(path)) as connection:
+        values = connection.execute(
+            f"SELECT {ColumnScale.from_column('x', column).sql_expression()} AS d FROM t WHERE x IS NOT NULL ORDER BY d"
+        ).fetchall()
+    assert [value for (value,) in values] == np.repeat(found.values, found.counts).tolist()
+    assert len(values) == rows > 1

@@ -272,7 +272,8 @@ class ColumnScale:
                 f"ELSE least(greatest({digits}, {self.low}), {self.high}) END"
             )
         else:
-            scaled = quoted
+            # Never NULL here; beside a number a BOOLEAN is one, and every other type stays.
+            scaled = f"coalesce({quoted}, 0)"
             if self.step != 1:
                 scaled = (
                     f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
