@@ -8,6 +8,7 @@ and rows that they may, so that a sensitivity which is too small at any of them 
 
 from __future__ import annotations
 
+import json
 import math
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -211,6 +212,7 @@ def _list_axes(mechanism: Mechanism[Any], bases: Sequence[_Plan]) -> dict[str, l
         "declares": [*_vary_declarations()],
         "names": [*_vary_names(constants)],
     }
+    others = [*_vary_columns(integers(COLUMNS, 1, MAX_COLUMNS))]
     if "epsilon" in fields:
         values = {Fraction(x) for x in (*EPSILONS, *_fractions(constants), *_near(constants))}
         axes["epsilon"] = _with_values("epsilon", sorted(x for x in values if 0 < x <= 100))
@@ -222,7 +224,8 @@ def _list_axes(mechanism: Mechanism[Any], bases: Sequence[_Plan]) -> dict[str, l
         if name not in ("epsilon", "delta"):
             listed = settings.get(name) or _list_parameter(mechanism, name, constants, bases[0])
             axes[f"parameter {name}"] = _with_values(name, listed)
-    return axes
+    # The last one: whatever else changes columns finds them.
+    return axes | {"columns": others}
 
 
 def _fractions(constants: Constants) -> list[str]:
@@ -326,7 +329,7 @@ def _with_own_limits(groups: int, rows: int) -> Change:
         own = {"groups": groups, "rows_per_group": rows}
         return _change_columns(
             replace(plan, table=table),
-            lambda column: column.model_copy(update=own) if column.lower is None else None,
+            lambda column: column.model_copy(update=own),
         )
 
     return change
@@ -444,6 +447,54 @@ def _with_column_names(text: str, form: str) -> Change:
     return change
 
 
+#: Numbers of columns that no parameter names, and of the public keys of one.
+COLUMNS, OTHER_KEYS, MAX_COLUMNS = (1, 2, 3, 5, 8, 20, 100), 10**5, 1000
+
+
+def _vary_columns(numbers: Sequence[int]) -> Iterator[Change]:
+    """Columns that no parameter names: none, the unit's left out, one of each kind, and many."""
+
+    def add(**columns: Mapping[str, Any]) -> Change:
+        def change(plan: _Plan) -> _Plan:
+            new = {name: Column.model_validate(raw) for name, raw in columns.items()}
+            for name, column in new.items():
+                if name == "searched":
+                    column.note_clamping("at most 1 of about 10 rows are clamped (95 %)")
+                if column.public and plan.table.neighbours != "replace":
+                    raise ValueError("public columns need replace")
+            table = plan.table.model_copy(update={"columns": {**plan.table.columns, **new}})
+            return replace(plan, table=table)
+
+        return change
+
+    def keep(is_kept: Callable[[_Plan, str], bool]) -> Change:
+        def change(plan: _Plan) -> _Plan:
+            kept = {n: column for n, column in plan.table.columns.items() if is_kept(plan, n)}
+            return replace(plan, table=plan.table.model_copy(update={"columns": kept}))
+
+        return change
+
+    yield keep(lambda plan, name: f'"{name}"' in json.dumps(plan.params, default=str))
+    yield keep(lambda plan, name: name != plan.table.privacy_unit.column)
+    for bounds in (("1900-01-01", "2100-01-01"), ("1970-01-01", "1970-01-02")):
+        low, high = bounds
+        yield add(date={"lower": low, "upper": high}, second={"lower": low, "upper": high})
+        yield add(time={"lower": f"{low} 00:00:00", "upper": f"{high} 00:00:00"})
+    yield add(computed={"expression": "amount + 1"}, scaled={"expression": "2", **_SHARE})
+    yield add(searched=_SHARE)
+    yield add(own={"groups": 2, "rows_per_group": 1}, periods={"groups": {"day": 3, "month": 2}})
+    yield add(known={"public": True})
+    for number in range(2, 9):
+        yield add(parts={"parts": [*("kind", "word") * 4][:number]})
+    yield add(keys={"public_keys": [str(n) for n in range(OTHER_KEYS)]})
+    for number in numbers:
+        yield add(**{f"plain{n}": {} for n in range(number)})
+        yield add(**{f"bounded{n}": {"lower": -n, "upper": n + 1} for n in range(number)})
+
+
+_SHARE: Mapping[str, Any] = {"lower": 0, "upper": 1, "step": "0.01", "missing": "0.5"}
+
+
 def _vary_declarations() -> Iterator[Change]:
     """What else a declaration may have (`dpflow.core.contract.audit_cells`)."""
 
@@ -465,7 +516,12 @@ def _vary_declarations() -> Iterator[Change]:
 
     yield update(privacy_unit=PrivacyUnit(column="user", missing="one-unit"))
     yield update(holdout=True)
-    yield update(max_contributions=MaxContributions(rows=100))
+    for rows in (1, 100, 10**6):
+        yield update(max_contributions=MaxContributions(rows=rows))
+    largest = {"groups": {"kind": 2}, "rows_per_group": {"kind": 1}, "within_bounds": ("share",)}
+    yield update(max_contributions=MaxContributions(rows=7, **largest))
+    yield update(trusted_sql=("ranges",))
+    yield update(block=None)
     yield update(backend="spark")
     yield in_blocks()
     yield in_blocks(cached_partials="checked")

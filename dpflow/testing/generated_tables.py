@@ -370,8 +370,8 @@ def describe_pair(request: DataRequest, table: Table, pair: tuple[Answer, Answer
     tiny table, their fingerprints.
     """
     names = [answer_fingerprint(answer) for answer in pair]
-    # Tiny tables have these columns; a declaration of an author's, or with other names, may not.
-    if not table.columns.keys() >= {"kind", "word", "amount", "share"}:
+    # Tiny tables have these columns; a declaration of an author's, or with others, may not.
+    if table.columns.keys() != {"user", "day", "kind", "word", "amount", "share"}:
         return f"{names[0]} and {names[1]}"
     units = _distinct_units(request, table)
     # Where units are replaced there is always one, perhaps without values.

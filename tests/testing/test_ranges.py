@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -9,8 +10,11 @@ import numpy as np
 import pytest
 
 from dpflow.core.contract.audit_cells import describe_cells, merge_cells
+from dpflow.core.contract.contribution import PeriodLimits
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.results import Result
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import MechanismCertificate
 from dpflow.mechanisms.count import Count
@@ -106,6 +110,53 @@ def test_answers_on_equal_units_are_those_of_the_reference() -> None:
             expected = answer_units(request, case.table, listed)
             assert answer_fingerprint(units.answer(n, absent)) == answer_fingerprint(expected)
     assert np.all(units.answer(10**6).rows <= 10**6)
+
+
+class ExactBeside(Count):
+    """The exact number where something public that no parameter names has some value."""
+
+    def __init__(self, fails: Callable[[Any, Table], object]) -> None:
+        self.fails = fails
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Any) -> Result:
+        result = super().draw(params, table, answer, source)
+        if not self.fails(params, table):
+            return result
+        exact = zip(result.rows, answer.rows.tolist(), strict=True)
+        return Result(tuple(replace(row, value=number) for row, number in exact))
+
+
+def has_column(test: Callable[[Any], object]) -> Callable[[Any, Table], object]:
+    return lambda _, table: any(map(test, table.columns.values()))
+
+
+BESIDE: dict[str, Callable[[Any, Table], object]] = {
+    "no columns": lambda _, table: not table.columns,
+    "unit not declared": lambda _, table: table.privacy_unit.column not in table.columns,
+    "many columns": lambda _, table: len(table.columns) > 12,
+    "dates": has_column(lambda column: column.holds_dates),
+    "times": has_column(lambda column: column.bounds_are_times and not column.holds_dates),
+    "computed": has_column(lambda column: column.expression),
+    "limits by period": has_column(lambda column: isinstance(column.groups, PeriodLimits)),
+    "bounded columns": lambda _, table: (
+        sum(c.lower is not None for c in table.columns.values()) > 2
+    ),
+    "written default": lambda params, _: (
+        "noise" in params.model_fields_set and params.noise == "auto"
+    ),
+    "no block": lambda _, table: table.block is None and table.protects == "unit",
+    "max rows": lambda _, table: table.max_contributions and table.max_contributions.rows > 999,
+}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [*list(BESIDE)[:4], *(pytest.param(one, marks=pytest.mark.slow) for one in list(BESIDE)[4:])],
+)
+def test_a_fault_by_what_no_parameter_names_is_found(name: str) -> None:
+    """Columns that others declared decide nothing in a plan that is covered."""
+    violation, _ = find_violation(ExactBeside(BESIDE[name]), 1 / 16, is_whole=True)
+    assert violation is not None
 
 
 @pytest.mark.parametrize("kind", [broken_releases.Talkative, broken_releases.WritesFile])

@@ -1,8 +1,9 @@
 """Properties of a plan by which a certificate says which plans an audit tried.
 
-A mechanism may read anything public: its parameters, and all that a declaration says. Each of these is a property
-here, with its exact value. What is none: names of tables, columns and keys, where rows are stored, and how many
-rows there are, which is private. Of names, audits try texts and lengths that the code has, and some that differ in
+A mechanism may read anything public: its parameters, and all that a declaration says, also of columns that no parameter
+names. Each of these is a property here, with its exact value. What is none: names of tables, columns and keys, the text of
+expressions, which numbers limits by period and joins have, who certifies, where rows are stored and which version of them,
+and how many there are, which is private. Of names, audits try texts and lengths that the code has, and some that differ in
 case, spaces or accents.
 
 Claim. A certificate covers a plan in two cases only:
@@ -38,7 +39,10 @@ Cells = Mapping[str, frozenset[str]]
 LIMITS = ("rows of a unit", "groups of a unit", "rows of a unit in a group")
 #: Properties whose values between two tried ones are covered in the second case; of columns, by their last word.
 RANGES = frozenset(
-    {"epsilon", "delta", *LIMITS, "lower", "upper", "step", "missing", "keys", "length"}
+    {
+        *("epsilon", "delta", *LIMITS, "lower", "upper", "step", "missing", "keys", "length"),
+        *("declared columns", "bounded columns", "max rows"),
+    }
 )
 
 
@@ -46,6 +50,8 @@ def describe_cells(table: Table, params: Any) -> Cells:
     """The properties of one plan.
 
     - ``neighbours`` and ``protects``; ``declares``: what else the declaration has of what few have.
+    - of all columns together, ``declared columns`` and ``bounded columns``: how many; whether the ``unit column`` is
+      one; and ``all columns`` with what is said of each column below.
     - `LIMITS`, in the grouping ``by``; ``limits``: whether they are the table's, or a column's own.
     - of each column that a parameter names, after that parameter: ``lower``, ``upper`` and ``step`` of its grid,
       ``missing``, the number of public ``keys``, and what else it ``is``.
@@ -58,7 +64,15 @@ def describe_cells(table: Table, params: Any) -> Cells:
     cells: dict[str, set[str]] = {
         "neighbours": {table.neighbours},
         "protects": {table.protects},
+        "unit column": {"declared" if table.privacy_unit.column in table.columns else "not"},
+        "declared columns": {str(len(table.columns))},
+        "bounded columns": {str(sum(one.lower is not None for one in table.columns.values()))},
     }
+    for name in table.columns:
+        for what, text in _describe_column(table, name):
+            cells.setdefault(f"all columns: {what}", set()).add(text)
+    if table.max_contributions is not None:
+        cells["max rows"] = {str(table.max_contributions.rows)}
     if declares := {*_list_declared(table)}:
         cells["declares"] = declares
     by = getattr(params, "by", None)
@@ -145,8 +159,15 @@ def _list_declared(table: Table) -> Iterator[str]:
         yield "holdout"
     if table.generalisation_only:
         yield "generalisation_only"
-    if table.max_contributions is not None:
+    if table.block is not None:
+        yield "block"
+    if table.trusted_sql:
+        yield "trusted_sql"
+    if (largest := table.max_contributions) is not None:
         yield "max_contributions"
+        for name in ("groups", "rows_per_group", "within_bounds"):
+            if getattr(largest, name):
+                yield f"max_contributions {name}"
     if table.cached_partials is not None:
         yield f"cached_partials {table.cached_partials}"
     if table.backend != "duckdb":
@@ -169,7 +190,9 @@ def _describe_column(table: Table, name: str) -> Iterator[tuple[str, str]]:
 
 
 def _count_keys(table: Table, name: str) -> int | str:
-    column = table.columns[name]
+    column = table.columns.get(name)
+    if column is None:  # a part that is not declared
+        return "private"
     if column.parts is None:
         return "private" if column.public_keys is None else len(column.public_keys)
     counts = [_count_keys(table, part) for part in column.parts]
@@ -194,6 +217,9 @@ def _name_kinds(column: Column) -> Iterator[str]:
         yield f"{len(column.parts)} columns"
     if column.clamping:
         yield "bounds of a search"
+    for limit in (column.groups, column.rows_per_group):
+        if limit is not None:
+            yield "limited by itself" if isinstance(limit, int) else "limited by period"
 
 
 def _list_choices(annotation: Any) -> Iterator[Any]:

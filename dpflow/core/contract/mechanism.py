@@ -12,9 +12,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, Literal, TypeVar
+from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.columns import Column
@@ -41,7 +41,14 @@ JOBS = (
 
 
 class Params(Strict):
-    """Base of every parameter model: frozen, unknown fields refused."""
+    """Base of every parameter model: frozen, unknown fields refused. A default that is written out is no other
+    parameter: `model_fields_set` has all fields.
+    """
+
+    @model_validator(mode="after")
+    def _forget_what_was_written(self) -> Self:
+        self.__pydantic_fields_set__.update(type(self).model_fields)
+        return self
 
 
 @dataclass(frozen=True)

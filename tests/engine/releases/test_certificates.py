@@ -22,7 +22,8 @@ from dpflow.core.contract.audit_cells import (
     merge_cells,
 )
 from dpflow.core.contract.columns import Column
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.contribution import ContributionBounds, MaxContributions
+from dpflow.core.contract.declaration import Join, PrivacyUnit, Table
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import (
     MechanismCertificate,
@@ -129,7 +130,7 @@ BOUNDED = DECLARED | {
             "rows of a unit 2, rows of a unit in a group 2",
         ),
         ({}, {"epsilon": "0.05"}, "epsilon 1/20"),
-        ({"max_contributions": {"rows": 9}}, {}, "declares max_contributions"),
+        ({"max_contributions": {"rows": 9}}, {}, "declares max_contributions, max rows 9"),
         ({}, {"by": "city"}, "by a column, by: keys 2, limits the table's"),
         ({}, {"noise": "laplace"}, "noise laplace"),
         ({}, {"delta": "1e-6", "noise": "gaussian"}, "delta 1/1000000, noise gaussian"),
@@ -172,6 +173,67 @@ def test_every_public_number_is_a_property() -> None:
         assert uncovered in list_uncovered(cells_of(age), plain)
         assert digest_cells(cells_of(age)) != digest_cells(plain)
     assert digest_cells(cells_of(Column(lower=-5, upper=0), epsilon="3/2")) != digest_cells(plain)
+
+
+#: What a declaration has and no certificate asks about, with the reason.
+NOT_PROPERTIES = {
+    **dict.fromkeys(("name", "database", "source", "relation"), "where rows are stored, and names"),
+    "sealed_version": "which version of the rows",
+    "require_certified": "who certifies",
+}
+CHANGES: dict[str, Any] = {
+    "privacy_unit": PrivacyUnit(column="person", missing="one-unit"),
+    "neighbours": "replace",
+    "protects": "unit-block",
+    "block": "day",
+    "contribution_bounds": ContributionBounds(rows=9),
+    "max_contributions": MaxContributions(rows=9),
+    "columns": {},
+    "joins": (Join(relation="r", name="r", kind="dimension", on={"a": "b"}),),
+    "holdout": True,
+    "cached_partials": "sealed",
+    "generalisation_only": True,
+    "backend": "spark",
+    "trusted_sql": ("v",),
+}
+OTHERS: dict[str, Column] = {
+    "lower": Column(lower=-6, upper=1),
+    "upper": Column(lower=0, upper=9),
+    "step": Column(lower=0, upper=1, step="0.5"),
+    "missing": Column(lower=0, upper=1, missing=1),
+    "public_keys": Column(public_keys=("a",)),
+    "groups": Column(groups=2),
+    "rows_per_group": Column(rows_per_group=2),
+    "public": Column(public=True),
+    "expression": Column(expression="age"),
+    "parts": Column(parts=("age", "city")),
+}
+
+
+@pytest.mark.parametrize("name", Table.model_fields)
+def test_every_field_of_a_declaration_is_a_property_or_named_as_none(name: str) -> None:
+    """A field that is new has to be one of both."""
+    if name in NOT_PROPERTIES:
+        return
+    table = Table.model_validate(BOUNDED)
+    params = REGISTRY.find_mechanism("count").Params(epsilon=1)
+    changed = table.model_copy(update={name: CHANGES[name]})
+    assert digest_cells(describe_cells(changed, params)) != digest_cells(
+        describe_cells(table, params)
+    )
+
+
+@pytest.mark.parametrize("name", Column.model_fields)
+def test_every_field_of_a_column_that_nothing_names_is_a_property(name: str) -> None:
+    table = Table.model_validate(BOUNDED)
+    params = REGISTRY.find_mechanism("count").Params(epsilon=1)
+
+    def digest(column: Column) -> str:
+        columns = {**table.columns, "other": column}
+        return digest_cells(describe_cells(table.model_copy(update={"columns": columns}), params))
+
+    plain = Column() if OTHERS[name].lower is None else Column(lower=0, upper=1)
+    assert digest(OTHERS[name]) != digest(plain)
 
 
 def test_a_range_covers_what_lies_between_tried_values() -> None:
