@@ -25,10 +25,11 @@ _SHARED = ("dpflow.core.", "dpflow.errors", "dpflow.testing.")
 
 @dataclass(frozen=True)
 class Constants:
-    """What code names: numbers from the smallest on, and texts."""
+    """What code names: numbers from the smallest on, texts, and all whole numbers, however many there are."""
 
     numbers: tuple[Fraction, ...]
     texts: tuple[str, ...]
+    whole: tuple[int, ...]
 
     def integers(self, low: int, high: int) -> list[int]:
         """Whole numbers of these in a range, with their neighbours."""
@@ -47,7 +48,8 @@ def list_constants(mechanism: Any) -> Constants:
     found.read_value(vars(mechanism), 0)
     numbers = sorted(found.numbers, key=lambda x: (abs(x), x))
     texts = sorted(found.texts, key=lambda text: (len(text), text))
-    return Constants(tuple(sorted(numbers[:MAX_NUMBERS])), tuple(texts[:MAX_TEXTS]))
+    whole = tuple(int(x) for x in numbers if x.denominator == 1)
+    return Constants(tuple(sorted(numbers[:MAX_NUMBERS])), tuple(texts[:MAX_TEXTS]), whole)
 
 
 def _is_own(module: str) -> bool:

@@ -300,8 +300,11 @@ class _ComparedCase:
                     self._pairs = [*generated_neighbours(request, self.case.table, most)]
                 if self._is_sized:
                     self._units = EqualUnits(request, self.case.table)
-                    listed = list_sizes(self._mechanism, self._units.most, SMALL_SIZES)
-                    self._pairs[MAX_PAIRS // 4 : 0] = [n for n in listed if n < MAX_UNITS]
+                    listed = list_sizes(self._mechanism, self._units.most - 1, SMALL_SIZES)
+                    number = sum(n < MAX_UNITS for n in listed)
+                    # Large tables come last: there are many of them.
+                    self._pairs[MAX_PAIRS // 4 : 0] = listed[:number]
+                    self._pairs += listed[number:]
             except TypeError:  # a request without a reference answer
                 self._pairs, self._ends = [], True
         return self._pairs

@@ -281,7 +281,9 @@ def distant_neighbours(request: DataRequest, case: Case) -> list[tuple[Answer, A
 
 #: Sizes of tables: all to the first number, then a geometric grid to the second; the third where each unit is
 #: counted by itself.
-ALL_SIZES, MAX_SIZE, MAX_UNITS = 256, 2**20, 20_000
+ALL_SIZES, MAX_SIZE, MAX_UNITS = 256, 2**40, 20_000
+#: Bits of numbers of half and single precision.
+PRECISIONS = (11, 24)
 #: All sizes to this one, where more than a form is compared.
 SMALL_SIZES = 24
 
@@ -289,19 +291,28 @@ SMALL_SIZES = 24
 def list_sizes(
     mechanism: Mechanism[Any], most: int = MAX_SIZE, every: int = ALL_SIZES
 ) -> list[int]:
-    """Numbers of units to try: every small one, a geometric grid, and what stands in the mechanism's code, with its
-    neighbours.
+    """Numbers of units to try: every small one, a geometric grid, powers of two, where floats of few bits round one
+    more unit up, and what stands in the mechanism's code, with its neighbours.
     """
     sizes, n = {*range(every + 1)}, every
     while n < most:
         n = min(n * 3 // 2, most)
         sizes.add(n)
-    return sorted({*sizes, *list_constants(mechanism).integers(0, most)})
+    for power in range(MAX_UNITS.bit_length(), most.bit_length()):
+        sizes |= {2**power - 1, 2**power}
+        sizes |= {2**power + 2 ** (power - bits) for bits in PRECISIONS if power >= bits}
+    return sorted({n for n in (*sizes, *_named_sizes(mechanism)) if n <= most})
+
+
+def _named_sizes(mechanism: Mechanism[Any]) -> set[int]:
+    """Whole numbers of the code, with their neighbours."""
+    whole = list_constants(mechanism).whole
+    return {n for number in whole for n in (number - 1, number, number + 1) if 0 <= n <= MAX_SIZE}
 
 
 def describe_sizes(mechanism: Mechanism[Any]) -> str:
     """The sizes of `list_sizes` for people."""
-    named = len(list_constants(mechanism).integers(ALL_SIZES + 1, MAX_SIZE))
+    named = sum(n > ALL_SIZES for n in _named_sizes(mechanism))
     return f"0 to {ALL_SIZES} equal units, a geometric grid to {MAX_SIZE}, and {named} numbers at constants of the code"
 
 
@@ -326,7 +337,7 @@ class EqualUnits:
             and isinstance(nothing, ValueCounts)
             and not nothing.counts.size
         ):
-            self._parts = one, nothing
+            self._parts, self.most = (one, nothing), MAX_SIZE
 
     def answer(self, n: int, absent: int = 0) -> Answer:
         """On n units, and so many without values."""

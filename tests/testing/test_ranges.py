@@ -22,10 +22,17 @@ from dpflow.testing.code_constants import list_constants
 from dpflow.testing.examples import examples_for, plan_mechanism
 from dpflow.testing.generated_checks import find_violation
 from dpflow.testing.generated_ranges import range_cases
-from dpflow.testing.generated_tables import EqualUnits, answer_units, generate_cases, tiny_rows
+from dpflow.testing.generated_tables import (
+    EqualUnits,
+    answer_units,
+    generate_cases,
+    list_sizes,
+    tiny_rows,
+)
 from dpflow.testing.harness import NotConformant
 from dpflow.testing.mechanism_audit import _check_conduct, audit_mechanism
 from dpflow.testing.neighbours import answer_fingerprint
+from dpflow.testing.sensitivity_audit import check_moves
 from tests.smallworld import PASSED_AUDIT
 from tests.testing.corpus import HIDDEN, broken_ranges, broken_releases
 
@@ -157,6 +164,24 @@ def test_a_fault_by_what_no_parameter_names_is_found(name: str) -> None:
     """Columns that others declared decide nothing in a plan that is covered."""
     violation, _ = find_violation(ExactBeside(BESIDE[name]), 1 / 16, is_whole=True)
     assert violation is not None
+
+
+class SinglePrecision(Count):
+    """Right up to 2^24 rows; beside many small constants one that is large."""
+
+    LIMITS, LARGE = tuple(range(2, 90)), 4_000_000
+
+    def draw(self, params: Any, table: Table, answer: Any, source: Any) -> Result:
+        rows = answer.rows.astype(np.float32).astype(np.int64)
+        return super().draw(params, table, replace(answer, rows=rows), source)
+
+
+def test_tables_of_many_rows_are_tried() -> None:
+    """Where floats of few bits round, at powers of two, and at each constant, however many there are."""
+    assert check_moves(SinglePrecision(), 1 / 8).excess
+    sizes = {*list_sizes(SinglePrecision())}
+    assert {3_999_999, 4_000_000, 4_000_001, 2**21 - 1, 2**24 + 1, 2**40} <= sizes
+    assert max(list_sizes(SinglePrecision(), 20_000)) == 20_000
 
 
 @pytest.mark.parametrize("kind", [broken_releases.Talkative, broken_releases.WritesFile])

@@ -8,7 +8,8 @@ answer can be cached. Requests for which blocks do not add up (`can_cache`) neve
 draw freshly. Types, request and declaration decide that.
 
 With ``cached_partials: sealed`` the cached answer is of older rows, so what chooses it must be
-public. It is used if there is one of this name and of the declaration's ``sealed_version``. An
+public. It is used if there is one of this name and of the declaration's ``sealed_version``; the name is
+of what the request reads, so nothing else that is declared makes an owner's block be read again. An
 answer is cached for each named block, however many rows it has. Rows, where they are stored, and
 rows of dimensions are never compared. A release that cannot store a block's answer fails, so that
 no later one reads other rows of that block.
@@ -31,9 +32,11 @@ move in the blocks that hold them, and by nothing else.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
+import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -85,19 +88,12 @@ def add_blocks(
     partials.prepare_folder()
     states = _block_states(reading, blocks)
     table = reading.table
-    names = {
-        block: partials.entry_name(
-            (
-                table.stored_form(),
-                (table.cached_partials, table.sealed_version),
-                reading.canonical_condition,
-                reading.column_types(),
-                request,
-                block,
-            )
-        )
-        for block in blocks
-    }
+    what: tuple[Any, ...] = (reading.canonical_condition, request)
+    if partials.sealed:
+        what = (_form_of_sealed(reading, request), table.sealed_version, *what)
+    else:
+        what = (duckdb.__version__, table.stored_form(), reading.column_types(), *what)
+    names = {block: partials.entry_name((*what, block)) for block in blocks}
 
     def read_entries(blocks: Sequence[str]) -> dict[str, Part | None]:
         return {block: partials.read_entry(names[block], states[block]) for block in blocks}
@@ -121,6 +117,30 @@ def add_blocks(
                 parts[block] = part
     partials.remove_old()
     return merge_parts([part for part in parts.values() if part is not None])
+
+
+#: What a declaration says that decides no sum of a block.
+_UNREAD = ("holdout", "generalisation_only", "trusted_sql", "trusted_server", "neighbours")
+
+
+def _form_of_sealed(reading: RequestQuery, request: Any) -> dict[str, Any]:
+    """What decides a block's sums in the declaration: of columns and joins those that are read. Neither
+    another column nor types unseal a block, and no other version of DuckDB does.
+    """
+    table, form = reading.table, reading.table.stored_form()
+    words, used = f"{request!r} {reading.canonical_condition}", set[str]()
+    while new := {
+        name
+        for name in table.columns.keys() - used
+        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
+    }:
+        used |= new
+        for column in (table.columns[name] for name in new):
+            words += " ".join(["", column.expression or "", *(column.parts or ())])
+    joined = {name for name, one in reading.joined.items() if one.is_needed()}
+    form["columns"] = {name: form["columns"][name] for name in sorted(used)}
+    form["joins"] = [one for one in form["joins"] if one["name"] in joined]
+    return {name: value for name, value in form.items() if name not in _UNREAD}
 
 
 def _most_bytes(table: Table, request: Any) -> int:

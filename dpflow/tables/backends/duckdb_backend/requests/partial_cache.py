@@ -11,7 +11,8 @@ The sums are exact, so they are as private as the table and stay where it is: in
 ``<database>.partials``, a directory and files that only their owner can enter. They never reach the
 ledger, a result or a message. What makes them right:
 
-- The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block.
+- The name of an entry is a digest of the request, the declaration, the condition, the columns' types and the block;
+  of a sealed one only of what is read of these.
 - Its state says where in the file the block's rows are stored, with digests of what is there
   (`dpflow.tables.access.block_fingerprints`). If that is anything else now, the entry is not used and is
   replaced.
@@ -46,7 +47,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
@@ -58,7 +58,7 @@ log = logging.getLogger("dpflow")
 Part = Groups | ValueCounts
 Seal = Callable[[bytes], str]  #: a keyed digest, as hexadecimal text
 
-FORMAT = 4  #: raised whenever the truncation or the file changes
+FORMAT = 5  #: raised whenever the truncation or the file changes
 MOST = 5000  #: entries; beyond it the oldest go, but none of sealed blocks
 SEALED = "sealed-"  #: what the names of sealed blocks' entries begin with
 PROBE = ".probe"  #: an empty file that shows whether files can be written
@@ -88,7 +88,7 @@ class PartialCache:
 
     def entry_name(self, what: Any) -> str:
         """The name of an entry, from what it is of."""
-        digest = self._seal(b"name\0" + repr((FORMAT, duckdb.__version__, what)).encode())
+        digest = self._seal(b"name\0" + repr(what).encode())
         return (SEALED if self.sealed else "") + digest
 
     def prepare_folder(self) -> None:
@@ -245,7 +245,8 @@ class PartialCache:
         if not hmac.compare_digest(seal, self._seal(data).encode()):
             raise ValueError(name)
         header = json.loads(line)
-        if header["name"] != name:
+        # Another format is another truncation: what is checked is made again, and what is sealed is not.
+        if (header["name"], header["format"]) != (name, FORMAT):
             raise ValueError(name)
         if header["state"] != state:
             return None
@@ -258,7 +259,7 @@ def _only_ours(found: os.stat_result) -> bool:
 
 
 def _pack_entry(name: str, state: str, part: Part) -> bytes:
-    header: dict[str, Any] = {"name": name, "state": state}
+    header: dict[str, Any] = {"name": name, "state": state, "format": FORMAT}
     if isinstance(part, Groups):
         measures = (part.sums, part.counts, part.squares)
         arrays = [part.rows, part.units, *(array for one in measures for array in one.values())]

@@ -28,7 +28,7 @@ from cached_tables import (
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.squares import Square
 from dpflow.errors import NotSealed
-from dpflow.tables.backends.duckdb_backend.requests import cached_blocks
+from dpflow.tables.backends.duckdb_backend.requests import cached_blocks, partial_cache
 from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.neighbours import answer_fingerprint
@@ -53,6 +53,34 @@ def test_a_sealed_block_stays_until_the_owner_says_another_version(
     reads.clear()
     for _ in range(2):
         assert answer_fingerprint(table.answer(REQUESTS[2], DAYS)) == expected and len(reads) == 5
+
+
+def test_nothing_unseals_a_block_but_what_is_read_and_the_version(
+    table: PrivateTable, monkeypatch: pytest.MonkeyPatch, reads: list[Any]
+) -> None:
+    """Other columns are declared, types change, DuckDB is another one: rows that came late stay out."""
+    table, request = again(table, cached_partials="sealed"), REQUESTS[2]
+    expected = answer_fingerprint(table.answer(request, DAYS))
+    write(table, f"INSERT INTO data SELECT 100 + i, '{DAYS[1]}', 'a', 1, 1 FROM range(9) s(i)")
+    write(table, "ALTER TABLE data ADD COLUMN note VARCHAR")
+    reads.clear()
+    columns = table.declaration.model_dump(mode="json")["columns"]
+    others = {"note": {}, "longer": {"expression": "length(note)"}}
+    for changes in (
+        {"columns": columns | others},
+        {"max_contributions": {"rows": 50}},
+        {"trusted_sql": ["data"]},
+    ):
+        assert answer_fingerprint(again(table, **changes).answer(request, DAYS)) == expected
+    write(table, "ALTER TABLE data ALTER u TYPE HUGEINT")
+    monkeypatch.setattr(duckdb, "__version__", "9.9.9")
+    assert answer_fingerprint(table.answer(request, DAYS)) == expected and not reads
+    bounds = {"rows": 1, "groups": 1, "rows_per_group": 1}
+    again(table, contribution_bounds=bounds).answer(request, DAYS)
+    assert len(reads) == 5  # control
+    monkeypatch.setattr(partial_cache, "FORMAT", 99)
+    with pytest.raises(NotSealed, match="damaged, or cannot be read"):
+        table.answer(request, DAYS)
 
 
 def test_the_number_of_rows_does_not_decide(make: Any) -> None:
