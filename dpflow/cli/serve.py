@@ -101,6 +101,8 @@ def command(
             access_log=False,
             server_header=False,
             http=connection,
+            # Nothing here speaks it, and such a connection is none of ours.
+            ws="none",
             # That of uvloop reads on where TLS has to read first.
             loop="auto" if tls is None else "asyncio",
             # Accepted at once, so that few are above the limit.

@@ -145,6 +145,10 @@ def test_strangers_who_send_nothing_keep_nobody_out(tmp_path: Path) -> None:
     idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
     with server.client("ann") as client:
         assert client.get("/v1/tables").status_code == 200
+        # Who asks for another protocol is answered in this one.
+        headers = {"Connection": "Upgrade", "Upgrade": "websocket", "Sec-WebSocket-Version": "13"}
+        headers["Sec-WebSocket-Key"] = "MDEyMzQ1Njc4OWFiY2RlZg=="
+        assert client.get("/v1/tables", headers=headers).status_code == 200
     assert all(is_closed(connection) for connection in idle)
     with socket.create_connection(("127.0.0.1", server.port)) as endless:
         with contextlib.suppress(ConnectionError):
