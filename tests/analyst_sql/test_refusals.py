@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from smallworld import forbid_reads
+from sql_world import DECLARATION
 
 from dpflow.analyst_sql.parse.text_and_options import MOST_TEXT
 from dpflow.engine.releases.make_plan import make_plan
@@ -296,6 +297,20 @@ def test_names_are_found_as_duckdb_finds_them(fresh: World) -> None:
     with pytest.raises(SqlRefused, match="ambiguous-columns") as refused:
         fresh.ask("SELECT COUNT(*) FROM visits WHERE zone = 'a' AND port = 'b'", epsilon=1)
     assert "one.zone or two.zone" in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "value", ["SUM(CASE WHEN age > 3 THEN age ELSE 0 END)", "AVG(round(age))", "CORR(age, cost)"]
+)
+def test_bounds_that_64_bits_do_not_hold_are_refused_at_their_place(
+    fresh: World, value: str
+) -> None:
+    """Those of the column do; those that follow from them did not, and the reason was pydantic's."""
+    wide = {"age": {"lower": -(2**63), "upper": 2**63 - 1}}
+    table = fresh.declare(columns=DECLARATION["columns"] | wide)
+    with pytest.raises(SqlRefused, match="64 bits|noise of more than") as refused:
+        fresh.ask(f"EXPLAIN SELECT {value} FROM visits", epsilon=1, tables=[table])
+    assert refused.value.line == 1
 
 
 def test_a_difference_of_days_without_bounds_is_answered_as_the_refusal_says(fresh: World) -> None:

@@ -82,7 +82,13 @@ def declare_computed(table: Table, node: Node) -> tuple[Table, str]:
         bounds = {"lower": low, "upper": high, "step": step}
     # What rows are grouped by, too, keeps its keys.
     keys = {} if grouped is None else {"public_keys": grouped.public_keys}
-    column = Column(expression=name, **bounds, **keys)
+    try:
+        column = Column(expression=name, **bounds, **keys)
+    except ValueError:
+        raise PlanRefused(
+            f"{name} lies between {bounds['lower']} and {bounds['upper']}, and 64 bits do not hold that in steps of "
+            f"{bounds['step']}; declare narrower bounds or a coarser step"
+        ) from None
     if is_rounded:
         column.note_rounding()
     return table.model_copy(update={"columns": {**table.columns, name: column}}), name
