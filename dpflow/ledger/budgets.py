@@ -13,6 +13,7 @@ from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.periods import Period, select_current
 from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.audited_ledger import AuditedLedger
 from dpflow.ledger.books import charges, data_claims, grants, witnesses
@@ -98,6 +99,7 @@ class BudgetLedger(AuditedLedger):
         Until the first charge another table may be named: its quotas then follow it. Once something is spent the
         Renyi order and the division of delta stay: the sums so far were made with them.
         """
+        check_flag("blocks", blocks)
         if table is not None:
             protects, blocks = table.protection_text, table.protects == "unit-block"
         grants.checked_scope(scope)

@@ -57,6 +57,9 @@ def test_changed_retry_is_refused_unless_it_says_so(ledger, ask):
     ask.reserve(ledger, "now-1", slot="run/-1")
     with pytest.raises(RetryConflict, match="spend_again"):
         ask.reserve(ledger, "now-2", slot="run/-1", family="g")
+    for text in ("no", "False", "0", None, 1):
+        with pytest.raises(InvalidInput, match="spend_again is a .*; write True or False"):
+            ask.reserve(ledger, "now-2", slot="run/-1", family="g", spend_again=text)
     assert ask.spent(ledger) == {"": "0.1"}
     ask.reserve(ledger, "now-2", slot="run/-1", family="g", spend_again=True)
     assert ask.spent(ledger) == {"": "0.2"}

@@ -49,6 +49,15 @@ def print_width(width: float) -> str:
     return _round(width, Decimal(1) if width == int(width) else step, ROUND_CEILING)
 
 
+def print_bound(value: float, *, upper: bool) -> str:
+    """What a number is at most (``upper``) or at least, in six digits: rounded so that it stays true."""
+    if not math.isfinite(value) or value == 0:
+        return f"{value:g}"
+    step = Decimal(1).scaleb(Decimal(repr(value)).adjusted() - 5)
+    rounded = _round(value, step, ROUND_CEILING if upper else ROUND_FLOOR)
+    return rounded.rstrip("0").rstrip(".") if "." in rounded else rounded
+
+
 def _find_step(low: float | None, high: float | None) -> Decimal | None:
     if low is None or high is None or not math.isfinite(width := (high - low) / 2) or width <= 0:
         return None

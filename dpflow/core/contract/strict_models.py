@@ -19,7 +19,7 @@ from pydantic import (
 from pydantic_core import ErrorDetails
 
 from dpflow.core.accounting import amounts
-from dpflow.errors import InvalidAmount, InvalidDeclaration, UnknownName
+from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput, UnknownName
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}([ T]\d{2}:\d{2}.*)?", re.ASCII)
 
@@ -39,6 +39,12 @@ class TakesParams:
             is_model = isinstance(model, type) and issubclass(model, BaseModel)
             if is_model and "Params" not in vars(cls):
                 cls.Params = model
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises `InvalidInput` unless an argument that loosens a rule is True or False itself: a text such as "no" is true."""
+    if not isinstance(value, bool):
+        raise InvalidInput(f"{name} is a {type(value).__name__}; write True or False")
 
 
 def read_quoted_date(value: Any) -> Any:

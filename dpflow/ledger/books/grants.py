@@ -22,6 +22,7 @@ from dpflow.core.accounting.privacy_filters import (
     make_filter,
 )
 from dpflow.core.contract.declaration import NOBODY
+from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import charges, witnesses
 from dpflow.ledger.books.records import (
@@ -65,6 +66,7 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
     `InvalidAmount` for one that is none.
     """
     amount, chance = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
+    check_flag("confirm_large", is_confirmed)
     if is_confirmed or (amount <= charges.MAX_USUAL_EPSILON and chance <= charges.MAX_USUAL_DELTA):
         return
     raise InvalidInput(

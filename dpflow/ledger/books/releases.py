@@ -11,6 +11,7 @@ import sqlalchemy as sa
 
 from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Event
+from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
 from dpflow.ledger.books import charges, data_claims, witnesses
 from dpflow.ledger.books.records import (
@@ -105,6 +106,7 @@ class ReleaseCharge:
     def __post_init__(self) -> None:
         object.__setattr__(self, "principal", checked_principal(self.principal))
         checked_name("a family", self.family)
+        check_flag("spend_again", self.spend_again)
         for block in self.blocks:
             checked_name("a block", block, empty=True)
         for name in self.data:

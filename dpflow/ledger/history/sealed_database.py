@@ -9,6 +9,7 @@ import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import (
     DpflowError,
     InvalidInput,
@@ -41,6 +42,8 @@ class SealedDatabase:
         create: bool = False,
         owner: bool = False,
     ) -> None:
+        check_flag("create", create)
+        check_flag("owner", owner)
         self._database = Database(target)
         self._may_spend = owner or os.environ.get("DPFLOW_LEDGER_OWNER") == "1"
         folder = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")

@@ -194,10 +194,10 @@ def test_a_recommendation_names_theorem_and_premise() -> None:
     calculator = Registry.load().find_calculator("composition")
     inputs = {"count": 700, "delta": 1e-7, "epsilon": "0.9"}
     sheet = calculator.run(inputs)
-    assert sheet.notes[0].startswith("take 0.00590993 a step: closed form (Feldman, Steinke 2017")
+    assert sheet.notes[0].startswith("take 0.00590992 a step: closed form (Feldman, Steinke 2017")
     assert "any epsilon-DP mechanism" in sheet.notes[1]
     sheet = calculator.run({**inputs, "mechanism": "bounded-range"})
-    assert sheet.notes[0].startswith("take 0.0118199 a step: bounded range (Cesar, Rogers 2021)")
+    assert sheet.notes[0].startswith("take 0.0118198 a step: bounded range (Cesar, Rogers 2021)")
     assert "not Laplace noise, randomised response or permute-and-flip" in sheet.notes[1]
 
 

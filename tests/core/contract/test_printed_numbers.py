@@ -8,7 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpflow.core.contract.printed_numbers import print_interval, print_number, print_width
+from dpflow.core.contract.printed_numbers import (
+    print_bound,
+    print_interval,
+    print_number,
+    print_width,
+)
 
 ENDS, WIDTHS = st.floats(-1e9, 1e9), st.floats(1e-3, 1e9)
 
@@ -83,3 +88,16 @@ def test_a_printed_width_is_no_narrower(width: float) -> None:
     printed = Fraction(print_width(width))
     last = Fraction(repr(width))
     assert last <= printed <= last * Fraction("1.0100001")
+
+
+@given(st.floats(1e-12, 1e12))
+def test_a_printed_bound_stays_true(value: float) -> None:
+    """Up where it is said to be at most so much, down else; by a part of 10^5 at most."""
+    high, low = (Fraction(print_bound(value, upper=upper)) for upper in (True, False))
+    exact = Fraction(repr(value))
+    assert low <= exact <= high and high - low <= exact / 10**5
+
+
+def test_a_bound_of_few_digits_is_as_it_is() -> None:
+    assert print_bound(0.2, upper=False) == "0.2" and print_bound(300.0, upper=True) == "300"
+    assert print_bound(5.756521769756932, upper=True) == "5.75653"

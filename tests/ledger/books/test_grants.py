@@ -398,6 +398,9 @@ def test_a_large_grant_is_confirmed(ledger, epsilon, delta, is_large):
     if is_large:
         with pytest.raises(InvalidInput, match="confirm_large=True"):
             ledger.grant("large", epsilon, delta, **terms)
+        for flag in ("no", "False", 1):
+            with pytest.raises(InvalidInput, match="confirm_large is a .*; write True or False"):
+                ledger.grant("large", epsilon, delta, confirm_large=flag, **terms)
         assert ledger.history() == before
     granted = ledger.grant("large", epsilon, delta, confirm_large=is_large, **terms)
     assert granted.filter.delta == Fraction(str(delta)) and ledger.verify().ok

@@ -17,6 +17,7 @@ from dpflow.core.accounting import composition
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.errors import InvalidInput
 from dpflow_stable_median.building_blocks import lecture_sizes
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
@@ -252,13 +253,13 @@ class Composition(Calculator[CompositionParams]):
             best, theorem = max(
                 ((t.step(params.epsilon, delta, count), t) for t in theorems), key=itemgetter(0)
             )
-            column, note = "largest step", f"take {best:.6g} a step"
+            column, note = "largest step", f"take {print_bound(best, upper=False)} a step"
             values = [t.step(params.epsilon, delta, count) for t in theorems]
         else:
             best, theorem = min(
                 ((t.total(params.each, delta, count), t) for t in theorems), key=itemgetter(0)
             )
-            column, note = "total epsilon", f"the total is at most {best:.6g}"
+            column, note = "total epsilon", f"the total is at most {print_bound(best, upper=True)}"
             values = [t.total(params.each, delta, count) for t in theorems]
         rows = tuple((t.name, v, t.source) for t, v in zip(theorems, values, strict=True))
         notes = (
