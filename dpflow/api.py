@@ -102,6 +102,11 @@ def open_ledger(ledger: LedgerPlace = None) -> Ledger:
     return Ledger(location, anchor=anchor)
 
 
+def _check_type(name: str, value: Any, kind: Any) -> None:
+    if not isinstance(value, kind):
+        raise InvalidInput(f"{name} is of type {type(value).__name__}; give one that dpflow made")
+
+
 def release(
     plan: Plan,
     ledger: LedgerPlace = None,
@@ -116,6 +121,8 @@ def release(
     Args:
         ledger: where its scope has a grant; DPFLOW_LEDGER or that of ``dpflow.yml`` if left out.
     """
+    _check_type("plan", plan, Plan)
+    _check_type("run_identity", run_identity, RunIdentity | None)
     return run(
         plan,
         open_ledger(ledger),
@@ -143,6 +150,8 @@ def open_session(
             first session did.
         DatasetLocked: another session on the same data is open.
     """
+    _check_type("plan", plan, Plan)
+    _check_type("run_identity", run_identity, RunIdentity | None)
     return Session.open(
         plan, open_ledger(ledger), registry or Registry.load(), run_identity=run_identity
     )

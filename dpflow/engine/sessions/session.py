@@ -181,6 +181,10 @@ class Session:
         """
         mechanism = self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
+        if not isinstance(query, Mapping | str):
+            raise InvalidInput(
+                f"a question is a mapping or an estimator's name, and not of type {type(query).__name__}; give one"
+            )
         fields_of_query = {
             **({"estimator": query} if isinstance(query, str) or "sql" in query else query),
             **fields,

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from dpflow.catalogue import is_table_name, locate_declaration
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
-from dpflow.errors import InvalidDeclaration
+from dpflow.errors import InvalidDeclaration, InvalidInput
 from dpflow.tables.access.local_files import require_local_place
 from dpflow.yaml_files import load_yaml
 
@@ -24,9 +24,14 @@ def load_table(table: Path | str, folder: Path = Path()) -> Table:
 
     Raises:
         InvalidDeclaration: the message names the field and the reason.
-        InvalidInput: its database is a URL; see `require_local_place`.
+        InvalidInput: no path and no name, or its database is a URL (`require_local_place`).
         UnknownName: ``dpflow.yml`` names no such table.
     """
+    if not isinstance(table, str | Path):
+        raise InvalidInput(
+            f"a table is a declaration's path, its name in dpflow.yml or a Table, and not of type {type(table).__name__}; "
+            f"give one, and of a query a list of them"
+        )
     path = locate_declaration(table, folder)
     data = load_yaml(path, "table declaration")
     if isinstance(location := data.get("database"), str):

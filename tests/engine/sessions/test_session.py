@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from smallworld import forbid_reads
 
+import dpflow
 from dpflow import Session, fault_points, open_session, plan, release
 from dpflow.core.accounting.events import ZCDP
 from dpflow.engine.sessions.holdout_gate import judge
@@ -79,6 +80,34 @@ def test_half_of_a_key_is_no_question_about_all_rows(tiny: Tiny, half: dict[str,
     with pytest.raises(InvalidInput, match="by and key belong together"):
         opened(tiny).ask(NEAR | half)
     assert opened(tiny).ask(NEAR) == {"verdict": "below"}
+
+
+@pytest.mark.parametrize("query", [None, 1, [], b"x"])
+def test_a_question_of_another_type_is_none(tiny: Tiny, query: Any) -> None:
+    with pytest.raises(InvalidInput, match="a question is a mapping or an estimator's name"):
+        opened(tiny).ask(query)
+
+
+def test_doors_refuse_what_is_no_plan_table_or_run(tiny: Tiny) -> None:
+    """By name, before anything is charged."""
+    ledger = Ledger(tiny.ledger)
+    for table in (None, 1, b"x", {}):
+        with pytest.raises(InvalidInput, match="a table is a declaration's path"):
+            plan("count", table, name="a", scope="visits", epsilon=1)
+    declared = load_table(tiny.folder / "visits.yml")
+    with pytest.raises(InvalidInput, match="of a query a list of them"):
+        dpflow.sql(
+            "SELECT COUNT(*) FROM visits", tables=declared, ledger=ledger, scope="visits", epsilon=1
+        )
+    planned = plan(
+        "count", declared, name="a", scope="visits", epsilon="0.1", blocks=["2020-01-01"]
+    )
+    for door in (release, open_session):
+        with pytest.raises(InvalidInput, match="plan is of type str"):
+            door("x", ledger)
+        with pytest.raises(InvalidInput, match="run_identity is of type str"):
+            door(planned, ledger, run_identity="x")
+    assert spent(tiny) == ["0"]
 
 
 def test_an_unpaid_session_reads_nothing(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
