@@ -170,7 +170,7 @@ def test_names_mean_one_table(shop: Path) -> None:
 
 def test_private_rows_meet_no_published_table(shop: Path) -> None:
     """Neither before the noise, nor from a file that holds private rows."""
-    with pytest.raises(SqlRefused, match="joined with what was released"):
+    with pytest.raises(SqlRefused, match="is a published answer, whose numbers have noise"):
         plan_sql(
             "SELECT COUNT(*) FROM orders JOIN by_category USING (category)", PRICE, folder=shop
         )
