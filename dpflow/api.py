@@ -232,7 +232,7 @@ def sql(
     """
     # It brings a parser, which nobody else needs to wait for.
     from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
-    from dpflow.analyst_sql.answer.publish_answer import find_output, publish_answer
+    from dpflow.analyst_sql.answer.publish_answer import check_name, publish_answer
     from dpflow.analyst_sql.answer.query_plan import answer_sql
     from dpflow.tables.access.kept_sources import keep_sources_open
 
@@ -249,8 +249,8 @@ def sql(
                 "EXPLAIN asks for a plan, and sql answers; call plan_sql, or drop EXPLAIN"
             )
         if planned.settings.name is not None:
-            # Before anything is charged: a name that is none should cost nothing.
-            find_output(planned, planned.settings.name)
+            # Before anything is charged: a name that is none or is taken should cost nothing.
+            check_name(planned, planned.settings.name)
         answer = answer_sql(planned, book, registry)
     kept.keep(planned, answer)
     publish_answer(planned, answer)

@@ -44,7 +44,8 @@ class SqlReleaseOperator(RequestTask):
         may name them, too.
     :param tables: declarations, relative to the DAG file; those of ``dpflow.yml`` if left out.
     :param output_table: what the view of the answers is called in the published file of ``dpflow.yml``,
-        and with ``_latest`` behind it that of the latest interval; none is written if left out.
+        and with ``_latest`` behind it that of the latest interval; none is written if left out. It
+        takes one task's answers, each mapped instance and ordinal as a run of its own.
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too.
         With it leave ``tables`` and ``output_table`` out: the service has its own.
@@ -115,7 +116,8 @@ class SqlReleaseOperator(RequestTask):
         # The query's own comment may name it, too.
         name = plan.settings.name
         if name:
-            require_lasting(check_name(plan, name, folder), "published file")
+            database = check_name(plan, name, folder, *self._name_answer(context))
+            require_lasting(database, "published file")
         for part in plan.parts:
             self.log.info("%s", describe_charge(part.plan))
         answer = answer_sql(
@@ -125,7 +127,7 @@ class SqlReleaseOperator(RequestTask):
             lambda part: identify_run(context, self.ordinal, f"#{part}" if part else ""),
             self.spend_again,
         )
-        published = publish_answer(plan, answer, folder, identify_run(context).name)
+        published = publish_answer(plan, answer, folder, *self._name_answer(context))
         output = (find_output(plan, name, folder), name) if name and published else None
         return self._report(
             context,
@@ -134,6 +136,13 @@ class SqlReleaseOperator(RequestTask):
             plan.tables,
             output,
         )
+
+    def _name_answer(self, context: Any) -> tuple[str, str]:
+        """The run of a published answer, one for each mapped instance and ordinal; and the task that asks."""
+        run, map_index = identify_run(context), context["ti"].map_index
+        parts = [f"map {map_index}"] if map_index >= 0 else []
+        parts += [f"ordinal {self.ordinal}"] if self.ordinal else []
+        return "/".join([*parts, run.name]), f"{run.dag_id}.{run.task_id}"
 
     def make_body(self, context: Any) -> dict[str, Any]:
         """The query, for a service."""

@@ -73,13 +73,80 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ("n", "BIGINT"),
         ("n_noise_low", "DOUBLE"),
         ("n_noise_high", "DOUBLE"),
+        ("n_low", "DOUBLE"),
+        ("n_high", "DOUBLE"),
         ("n_raw_value", "DOUBLE"),
         ("middle", "BIGINT"),
+        # No rule covers a median, and what stands beside a number is the same for all.
+        *(
+            (f"middle_{end}", "DOUBLE")
+            for end in ("noise_low", "noise_high", "low", "high", "raw_value")
+        ),
         ("block", "VARCHAR"),
         ("run", "VARCHAR"),
         ("interval_start", "TIMESTAMP"),
         ("released_at", "TIMESTAMP"),
     ]
+
+
+def test_a_day_without_a_value_keeps_the_others(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns and types are the query's, whatever a day's answer holds, also after a clear of an old day; and a query of
+    other columns is refused before its charge.
+    """
+    from airflow_names import AirflowFailException
+
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    # The same query to what is published, but for who is in it.
+    kept = (
+        "SELECT city, COUNT(*) AS n, MEDIAN(age) AS middle FROM visits GROUP BY city HAVING n > {}"
+    )
+    some, none = kept.format(-1000), kept.format(10**9)
+    shapes = []
+    for day, text in ((1, some), (2, none), (3, some), (2, none)):
+        operator(sql=text).execute(context(world.folder, day))
+        with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+            shapes.append(connection.execute("DESCRIBE cities").fetchall())
+    with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+        counted = connection.execute("SELECT day(interval_start), count(*) FROM cities GROUP BY 1")
+        assert sorted(counted.fetchall()) == [(1, 3), (3, 3)]
+        latest = connection.execute("SELECT DISTINCT day(interval_start) FROM cities_latest")
+        assert latest.fetchall() == [(3,)]
+    assert all(shape == shapes[0] for shape in shapes) and world.spent() == "3"
+    with pytest.raises(AirflowFailException, match="other columns as 'cities'; nothing was"):
+        operator(sql=some.replace("AS middle", "AS half")).execute(context(world.folder, 4))
+    assert world.spent() == "3"
+
+
+def test_each_mapped_answer_has_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As each ordinal has; another task of the same run is refused before its charge."""
+    from airflow_names import AirflowFailException
+
+    monkeypatch.setattr(
+        "dpflow.airflow.sql_release.open_ledger", lambda conn_id, folder: world.ledger
+    )
+    mapped = {"sql": "SELECT COUNT(*) AS n FROM visits WHERE city = $city"}
+    for index, city in enumerate(("Oslo", "Rome")):
+        place = context(world.folder)
+        place["ti"].map_index = index
+        for _ in range(2):
+            operator(**mapped, parameters={"city": city}).execute(place)
+    operator(**mapped, parameters={"city": "Rome"}, ordinal=1).execute(context(world.folder))
+    read = "SELECT run, CAST(interval_start AS VARCHAR) FROM cities ORDER BY 1"
+    with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
+        day = "2026-01-01T00:00:00+00:00"
+        assert connection.execute(read).fetchall() == [
+            (f"{place}/{day}", "2026-01-01 00:00:00") for place in ("map 0", "map 1", "ordinal 1")
+        ]
+    operator(**mapped, parameters={"city": "Rome"}).execute(context(world.folder))
+    other = context(world.folder)
+    other["ti"].task_id = "u"
+    with pytest.raises(AirflowFailException, match="answer of d.t as 'cities' for this block"):
+        operator(**mapped, parameters={"city": "Oslo"}).execute(other)
+    assert world.spent() == "3"
 
 
 def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

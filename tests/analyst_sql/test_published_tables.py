@@ -5,6 +5,7 @@ independent noise.
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -21,9 +22,11 @@ from dpflow.cli import app
 from dpflow.errors import InvalidInput, PlanRefused, SqlRefused, TableUnreadable
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.public.named_tables import AnswerRun, publish_view
 from dpflow.tables.public.published_rows import load_published_rows
 
 PRICE = {"scope": "shop", "epsilon": "1", "delta": "1e-6"}
+T = dt.datetime(2026, 1, 1)
 COUNTS = "SELECT category, COUNT(*) AS n FROM orders GROUP BY category"
 RELEASED = f"WITH r AS ({COUNTS})"
 
@@ -146,6 +149,48 @@ def test_all_runs_and_the_latest_are_read(shop: Path) -> None:
     assert {n for _, n in rows} == toys and len(rows) == 2
     rows = ask(shop, query.replace("runs p", "runs_latest p")).rows
     assert rows == [("Toys", dict(second.rows)["Toys"])]
+
+
+def test_ends_beside_another_column_are_no_interval(tmp_path: Path) -> None:
+    """A column that had no noise in an earlier answer has its ends behind all others: no other column is taken for one.
+    An answer without values takes no interval from those of other runs.
+    """
+    file = tmp_path / "out.duckdb"
+    ends = [(f"n_noise_{end}", "DOUBLE", [value]) for end, value in (("low", 0.5), ("high", 1.5))]
+    number, other = ("n", "BIGINT", [1]), ("m", "DOUBLE", [7.0])
+    publish_view(
+        file, "kept", [number, *ends, other], AnswerRun("1", "", T, (95, 0, 0, 100), False)
+    )
+    empty = [(name, kind, [None]) for name, kind, _ in (number, *ends, other)]
+    publish_view(file, "kept", empty, AnswerRun("2", "", T, (99, 0, 0, 100), False))
+    publish_view(
+        file,
+        "moved",
+        [number, other, ("k", "DOUBLE", [8.0])],
+        AnswerRun("1", "", T, (100,) * 3, False),
+    )
+    publish_view(
+        file, "moved", [number, *ends, other], AnswerRun("2", "", T, (95, 0, 0, 100), False)
+    )
+    kept, moved = (load_published_rows(file, name) for name in ("kept", "moved"))
+    assert kept is not None and moved is not None
+    assert kept.has_interval(0) and kept.confidences[0] == 95
+    assert [name for name, _ in moved.columns[:3]] == ["n", "m", "k"] and moved.confidences[0] == 95
+    assert not moved.has_interval(0)
+
+
+def test_an_answer_without_values_leaves_intervals(shop: Path) -> None:
+    answer = ask(shop, f"{COUNTS} HAVING n > 100000000")
+    assert not answer.values
+    assert [column[3] for column in answer.list_published(["VARCHAR", "BIGINT"])] == [
+        100,
+        99,
+        0,
+        0,
+        0,
+        0,
+        0,
+    ]
 
 
 def test_names_mean_one_table(shop: Path) -> None:

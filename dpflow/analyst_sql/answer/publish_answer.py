@@ -18,16 +18,18 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
 
 
 def publish_answer(
-    plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None, run: str = ""
+    plan: SqlPlan, answer: SqlAnswer, folder: Path | None = None, run: str = "", source: str = ""
 ) -> str | None:
     """Write an answer under its query's name into the output of ``dpflow.yml``, beside those of other
     blocks and runs (`publish_view`); None without a name.
 
     Args:
         run: the name of the run that asked; outside of Airflow the query's revision, if it names one.
+        source: DAG and task that asked.
 
     Raises:
         InvalidInput: no output, or a name that is none.
+        TableUnreadable: as `check_name`, where another task took the place meanwhile.
         NotPublished: somebody holds the file; the releases are settled and paid.
     """
     name = plan.settings.name
@@ -39,24 +41,31 @@ def publish_answer(
     database = find_output(plan, name, folder)
     revision = plan.settings.revision
     run = run or ("" if revision is None else f"revision {revision}")
-    confidences = answer.list_confidences()
-    about = AnswerRun(plan.block_text, run, answer.released_at, confidences, answer.chosen)
-    publish_view(database, name, answer.list_columns(intervals=True, raw=True), about)
+    columns = answer.list_published(plan.kinds)
+    confidences = tuple(column[3] for column in columns)
+    released_at, chosen = answer.released_at, answer.chosen
+    about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source)
+    publish_view(database, name, [column[:3] for column in columns], about)
     return f"{database.name}:{name}"
 
 
-def check_name(plan: SqlPlan, name: str, folder: Path | None = None) -> Path:
+def check_name(
+    plan: SqlPlan, name: str, folder: Path | None = None, run: str = "", source: str = ""
+) -> Path:
     """The file that an answer goes to, after all is checked that a name can be refused for: before anything is charged.
+    The arguments are those of `publish_answer`.
 
     Raises:
         InvalidInput, PlanRefused: as `find_output`.
-        TableUnreadable: the name is somebody else's there.
+        TableUnreadable: the name is somebody else's there, or of answers with other columns, or another task's answer
+            has this block and run.
         NotPublished: another process holds the file.
     """
-    from dpflow.tables.public.named_tables import require_free_name
+    from dpflow.tables.public.named_tables import AnswerRun, require_free_name
 
     database = find_output(plan, name, folder)
-    require_free_name(database, name)
+    about = AnswerRun(plan.block_text, run, source=source)
+    require_free_name(database, name, plan.columns, about)
     return database
 
 

@@ -70,7 +70,7 @@ from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.kept_sources import close_sources, keep_sources_open
 from dpflow.tables.public.published_rows import PublishedRows
-from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult, RowTable
+from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
 
@@ -161,7 +161,8 @@ def plan_sql(
         tuple(stored),
         source,
         keys,
-        columns,
+        tuple(name for name, _ in columns),
+        tuple(kind for _, kind in columns),
         planned.added,
         planned.levels,
         tuple(unpaid),
@@ -242,8 +243,10 @@ _REJECTED = {
 }
 
 
-def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> tuple[str, ...]:
-    """The names of the answer's columns. DuckDB runs the query over made-up rows, so what it cannot compute, not even
+def describe_columns(
+    query: SplitQuery, source: SourceText, keys: KeyReader
+) -> list[tuple[str, str]]:
+    """Names and DuckDB's types of the answer's columns. DuckDB runs the query over made-up rows, so what it cannot compute, not even
     with NULL where an expression fails, is refused before anything is charged. Raises `Refusal`.
     """
     rejected: QueryRejected | None = None
@@ -261,29 +264,25 @@ def describe_columns(query: SplitQuery, source: SourceText, keys: KeyReader) -> 
     raise refusal
 
 
-def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> tuple[str, ...]:
-    """The names of a query's columns, over made-up rows. Raises `QueryRejected`."""
+def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tuple[str, str]]:
+    """Names and types of a query's columns, over made-up rows. Raises `QueryRejected`."""
     try:
         with suppress(QueryStopped):
             # Of these rows it may have no end.
-            return _name_columns(PROCESS.run(samples, query.sql, _SAMPLE_SECONDS))
-        return _name_columns(PROCESS.describe(samples, query.sql))
+            return PROCESS.run(samples, query.sql, _SAMPLE_SECONDS).columns
+        return PROCESS.describe(samples, query.sql).columns
     except QueryRejected as error:
         if error.kind != "query":
             raise
-    names = _name_columns(PROCESS.describe(samples, query.sql))
+    columns = PROCESS.describe(samples, query.sql).columns
     with suppress(QueryStopped):
         guarded = write_sql(guard_query(query.tree, PROCESS.list_aggregates()))
         PROCESS.run(samples, guarded, _SAMPLE_SECONDS)
-    return names
+    return columns
 
 
 #: Most time of a run over made-up rows.
 _SAMPLE_SECONDS = 1.0
-
-
-def _name_columns(result: QueryResult) -> tuple[str, ...]:
-    return tuple(name for name, _ in result.columns)
 
 
 def plan_parts(

@@ -7,7 +7,7 @@ import datetime as dt
 import io
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -138,25 +138,32 @@ class SqlAnswer:
         """Rows without intervals."""
         return [tuple(cell.value for cell in row) for row in self.values]
 
-    def list_columns(
-        self, intervals: bool = False, raw: bool = False
-    ) -> list[tuple[str, str, list[Any]]]:
+    def list_columns(self, intervals: bool = False) -> list[tuple[str, str, list[Any]]]:
         """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
-        column that has an interval, ``_low`` and ``_high`` where a total interval is known, and
-        ``_raw_value`` beside these; beside quantiles with bounds ``_at_least``, ``_at_most``, and
-        ``_only_a_bound`` where a bound stands in place of a value. A name that a column of the answer has gets a
-        number.
+        column that has an interval, and ``_low`` and ``_high`` where a total interval is known; beside
+        quantiles with bounds ``_at_least``, ``_at_most``, and ``_only_a_bound`` where a bound stands in place of
+        a value. A name that a column of the answer has gets a number.
         """
-        return [column[:3] for column in self._list_columns(intervals, raw)]
+        return [column[:3] for column in self._list_columns(intervals)]
 
-    def list_confidences(self) -> tuple[int, ...]:
-        """For each column of `list_columns` with all beside it per cent with which its intervals hold; 100 without
-        noise, 0 without an interval.
+    def list_published(self, kinds: Sequence[str]) -> list[tuple[str, str, list[Any], int]]:
+        """Names, types and values as a published table has them, and per cent with which intervals hold: 100 without
+        noise, 0 without an interval. Both ends of both intervals and ``_raw_value`` stand beside every number with noise,
+        whatever was drawn: an answer without rows has the columns of one with rows.
+
+        Args:
+            kinds: DuckDB's types of the query's columns, known before anything is drawn.
         """
-        return tuple(column[3] for column in self._list_columns(intervals=True, raw=True))
+        if len(kinds) != len(self.columns):
+            kinds = [column.kind for column in self.columns]
+        fitted = (
+            replace(column, kind=_plan_kind(kind, column.kind))
+            for column, kind in zip(self.columns, kinds)
+        )
+        return list(replace(self, columns=tuple(fitted))._list_columns(True, is_published=True))
 
     def _list_columns(
-        self, intervals: bool, raw: bool
+        self, intervals: bool, is_published: bool = False
     ) -> Iterator[tuple[str, str, list[Any], int]]:
         taken = {column.name.casefold() for column in self.columns}
 
@@ -170,7 +177,9 @@ class SqlAnswer:
             values = [cell.value for cell in cells]
             if column.kind == "DOUBLE":
                 values = list(map(_as_float, values))
-            held = 100 if column.interval == "exact" else column.confidence or 0
+            # Where there is no value, such as in an answer without rows, any interval holds.
+            is_empty = all(value is None for value in values)
+            held = 100 if column.interval == "exact" else column.confidence or 99 * is_empty
             yield column.name, column.kind, values, held
             if intervals and column.bounded:
                 bounds = [cell.bounds or (None, None) for cell in cells]
@@ -178,16 +187,19 @@ class SqlAnswer:
                 yield name_beside(column, "at_most"), column.kind, [high for _, high in bounds], 0
                 marks = [cell.only_a_bound for cell in cells]
                 yield name_beside(column, "only_a_bound"), "BOOLEAN", marks, 0
-            if not intervals or column.confidence is None:
+            has_beside = column.confidence is not None
+            if is_published:
+                has_beside = column.interval != "exact" and _is_number(column.kind)
+            if not intervals or not has_beside:
                 continue
             beside = {
                 "noise_low": [cell.low for cell in cells],
                 "noise_high": [cell.high for cell in cells],
             }
-            if column.total == "stated":
+            if is_published or column.total == "stated":
                 totals = [cell.total or (None, None) for cell in cells]
                 beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
-            if raw:
+            if is_published:
                 beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
             for end, ends in beside.items():
                 yield name_beside(column, end), "DOUBLE", ends, 0
@@ -375,6 +387,23 @@ def number_name(taken: Collection[str], name: str) -> str:
     while name.casefold() in taken:
         name, position = f"{first}_{position}", position + 1
     return name
+
+
+def _is_number(kind: str) -> bool:
+    return kind in ("BIGINT", "HUGEINT", "DOUBLE") or kind.startswith("DECIMAL")
+
+
+def _plan_kind(planned: str, drawn: str) -> str:
+    """The type of a published column: the planned one in types of answers. Only numbers that it cannot hold, such as
+    integers of more than 38 digits, have another.
+    """
+    base = planned.partition("(")[0]
+    if base.startswith("TIMESTAMP") and drawn == "DATE":
+        return "TIMESTAMP"
+    if base in ("DOUBLE", "FLOAT", "DECIMAL") and drawn in ("BIGINT", "HUGEINT"):
+        return "DOUBLE"
+    is_wide = base in ("UBIGINT", "HUGEINT", "UHUGEINT", "BIGNUM")
+    return "HUGEINT" if is_wide and drawn == "BIGINT" else drawn
 
 
 def _print_bounds(bounds: tuple[Any, Any] | None) -> str:

@@ -59,7 +59,7 @@ class SqlPlan:
         stored: for each part the stored release that answers it, or None.
         added: levels of a ROLLUP and the like that are added up from a part's answer.
         keys: reads keys as typed values.
-        columns: the names of the answer's columns.
+        columns, kinds: names of the answer's columns, and DuckDB's types of them, whatever is drawn.
         levels: for each level what is done for it, and why.
         unpaid: why a part is paid although a finer release is there.
         source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
@@ -72,6 +72,7 @@ class SqlPlan:
     source: SourceText = field(repr=False)
     keys: KeyReader = field(repr=False, compare=False)
     columns: tuple[str, ...]
+    kinds: tuple[str, ...]
     added: tuple[AddedLevel, ...] = ()
     levels: tuple[str, ...] = ()
     unpaid: tuple[str, ...] = ()
@@ -232,6 +233,7 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
         intervals = everything if forecast is None else forecast.intervals
         yield {
             "column": name,
+            "type": plan.kinds[position],
             "noise": _describe_noise(plan, forecast, intervals),
             "half_width_95": forecast and forecast.half_width_95,
         }

@@ -24,6 +24,17 @@ _ROWS = "dpflow_answers"
 #: What a view says beside the answer's own columns, which are stored as c0, c1, ...: a query may call its
 #: columns anything.
 _ABOUT = ("block", "run", "interval_start", "released_at")
+#: Ends of the names of columns beside a query's own.
+_BESIDE = (
+    "noise_low",
+    "noise_high",
+    "low",
+    "high",
+    "raw_value",
+    "at_least",
+    "at_most",
+    "only_a_bound",
+)
 #: Rows of the latest interval, or of the last release where none has an interval: an answer that somebody asked by hand has
 #: none, and takes no run's place. Of two answers for one interval, such as those of two blocks, both are the latest.
 LATEST = (
@@ -50,6 +61,7 @@ class AnswerRun:
         confidences: for each column per cent with which a value's interval holds, whose ends are the next two
             columns; 100 without noise, 0 where nothing bounds it.
         chosen: noise chose which rows there are.
+        source: DAG and task that asked; "" outside of Airflow.
     """
 
     block: str = ""
@@ -57,6 +69,7 @@ class AnswerRun:
     released_at: dt.datetime = dt.datetime.min
     confidences: tuple[int, ...] = ()
     chosen: bool = True
+    source: str = ""
 
     @property
     def interval(self) -> dt.datetime | None:
@@ -76,21 +89,20 @@ def publish_view(
     runs, and ``name_latest`` with that of the latest interval, or the one released last where runs have
     none.
 
-    So a run of an older day that is repeated changes its own rows alone. Answers whose columns differ from
-    those of the last one take the place of all.
+    So a run of an older day that is repeated changes its own rows alone. Rows of other runs stay, whatever the columns:
+    what one of both has not is NULL, and a type holds the values of both.
 
     Args:
         columns: names, types and values; at least one column.
 
     Raises:
         NotPublished: the file is held by another process, or cannot be written.
-        TableUnreadable: a table or view of one of these names is somebody else's or another answer's, or the file is
-            not DuckDB.
+        TableUnreadable: a table or view of one of these names is somebody else's or another answer's, another task's
+            answer has this block and run, or the file is not DuckDB.
     """
     assert all(kind.partition("(")[0] in _TYPES for _, kind, _ in columns)
     names = (name, f"{name}_latest")
     rows, runs = _name_tables(name)
-    stored = [kind for _, kind, _ in columns]
 
     def write(connection: duckdb.DuckDBPyConnection) -> bool:
         connection.execute(f"CREATE TABLE IF NOT EXISTS {_NOTES} (name VARCHAR PRIMARY KEY)")
@@ -98,43 +110,82 @@ def publish_view(
             _require_own(connection, database, name, view)
             connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [view])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
-        if _read_columns(connection, name) != [(column, kind) for column, kind, _ in columns]:
-            definitions = ", ".join(f"c{i} {kind}" for i, kind in enumerate(stored))
-            key_columns = "block VARCHAR, run VARCHAR"
-            connection.execute(f"CREATE OR REPLACE TABLE {rows} ({definitions}, {key_columns})")
+        before = _read_columns(connection, name)
+        stored = _merge_columns(before, columns)
+        if not before:
+            connection.execute(f"CREATE OR REPLACE TABLE {rows} (block VARCHAR, run VARCHAR)")
             connection.execute(
-                f"CREATE OR REPLACE TABLE {runs} ({key_columns}, interval_start TIMESTAMP, released_at TIMESTAMP, "
-                "confidences INTEGER[], chosen BOOLEAN)"
+                f"CREATE OR REPLACE TABLE {runs} (block VARCHAR, run VARCHAR, interval_start TIMESTAMP, "
+                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR)"
             )
-            _create_views(connection, names, rows, runs, [column for column, _, _ in columns])
+        _require_own_run(connection, database, name, about)
+        if stored != before:
+            listed = [
+                f"CAST({f'c{i}' if i < len(before) else 'NULL'} AS {kind}) AS c{i}"
+                for i, (_, kind) in enumerate(stored)
+            ]
+            listed += ["block", "run"]
+            connection.execute(
+                f"CREATE OR REPLACE TABLE {rows} AS SELECT {', '.join(listed)} FROM {rows}"
+            )
+            added = [0] * (len(stored) - len(before))
+            connection.execute(f"UPDATE {runs} SET confidences = confidences || ?", [added])
+            _create_views(connection, names, rows, runs, [column for column, _ in stored])
         key = [about.block, about.run]
+        places = {column.casefold(): place for place, (column, _) in enumerate(stored)}
+        taken = [places[column.casefold()] for column, _, _ in columns]
+        held = dict(zip(taken, about.confidences))
+        confidences = [held.get(place, 0) for place in range(len(stored))]
         # Also by a stored answer that is older: what stands there may be another query's.
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(
-            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?)",
-            [*key, about.interval, about.released_at, list(about.confidences), about.chosen],
+            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?, ?)",
+            [*key, about.interval, about.released_at, confidences, about.chosen, about.source],
         )
         if columns[0][2]:
-            places = ", ".join(f"unnest(CAST(? AS {kind}[]))" for kind in stored)
+            listed = [
+                f"unnest(CAST(? AS {kind}[])) AS c{i}" for i, (_, kind, _) in zip(taken, columns)
+            ]
             values = [list(values) for _, _, values in columns]
-            connection.execute(f"INSERT INTO {rows} SELECT {places}, ?, ?", [*values, *key])
+            connection.execute(
+                f"INSERT INTO {rows} BY NAME SELECT {', '.join(listed)}, ? AS block, ? AS run",
+                [*values, *key],
+            )
         return True
 
     write_file(database, deadline, write)
 
 
-def require_free_name(database: Path, name: str, *, deadline: float = 5.0) -> None:
+def require_free_name(
+    database: Path,
+    name: str,
+    columns: Sequence[str] = (),
+    about: AnswerRun | None = None,
+    *,
+    deadline: float = 5.0,
+) -> None:
     """Check, before anything is charged, that `publish_view` may take a name in a file, which need not exist.
+
+    Args:
+        columns: names of the query's own columns, without those beside them.
 
     Raises:
         NotPublished: another process holds the file until the deadline, in seconds.
-        TableUnreadable: as `publish_view`.
+        TableUnreadable: as `publish_view`; or the answers of this name have other columns.
     """
 
     def check(connection: duckdb.DuckDBPyConnection) -> None:
         for view in (name, f"{name}_latest"):
             _require_own(connection, database, name, view)
+        stored = [column for column, _ in _read_columns(connection, name)]
+        if stored and columns and not fits_columns(stored, columns):
+            raise TableUnreadable(
+                f"{database.name} has answers of other columns as {name!r}; nothing was charged; give the query "
+                "another name, or drop that view, with all answers in it"
+            )
+        if stored and about is not None:
+            _require_own_run(connection, database, name, about)
 
     if not database.exists():
         return
@@ -146,6 +197,51 @@ def require_free_name(database: Path, name: str, *, deadline: float = 5.0) -> No
     if is_held:
         raise NotPublished(
             f"{database} is held by another process, so the answer could not be published; nothing was charged, ask again later"
+        )
+
+
+def fits_columns(stored: Sequence[str], columns: Sequence[str]) -> bool:
+    """Whether a table of answers has all columns of a query and, but for those beside them, no others."""
+    own = {column.casefold() for column in columns}
+    rest = {column.casefold() for column in stored}
+    beside = tuple(f"{column}_{end}" for column in own for end in _BESIDE)
+    return own <= rest and all(column.startswith(beside) for column in rest - own)
+
+
+def _merge_columns(
+    stored: Sequence[tuple[str, str]], columns: Sequence[tuple[str, str, Any]]
+) -> list[tuple[str, str]]:
+    """The columns of stored answers and of one more, each with a type that holds the values of both."""
+    merged = {name.casefold(): (name, kind) for name, kind in stored}
+    for name, kind, _ in columns:
+        first, before = merged.get(name.casefold(), (name, kind))
+        merged[name.casefold()] = (first, _widen_kind(before, kind))
+    return list(merged.values())
+
+
+def _widen_kind(*kinds: str) -> str:
+    if len(set(kinds)) == 1:
+        return kinds[0]
+    for order in (("BIGINT", "HUGEINT", "DOUBLE"), ("DATE", "TIMESTAMP")):
+        if set(kinds) <= set(order):
+            return max(kinds, key=order.index)
+    is_number = all(
+        kind.partition("(")[0] in ("BIGINT", "HUGEINT", "DOUBLE", "DECIMAL") for kind in kinds
+    )
+    return "DOUBLE" if is_number else "VARCHAR"
+
+
+def _require_own_run(
+    connection: duckdb.DuckDBPyConnection, database: Path, name: str, about: AnswerRun
+) -> None:
+    """Raises `TableUnreadable` where another task's answer has this block and run."""
+    runs = _name_tables(name)[1]
+    query = f"SELECT source FROM {runs} WHERE block = ? AND run = ? AND source <> ?"
+    found = connection.execute(query, [about.block, about.run, about.source]).fetchone()
+    if found is not None:
+        raise TableUnreadable(
+            f"{database.name} has an answer of {found[0] or 'a query by hand'} as {name!r} for this block and run; give one of "
+            "the two another output_table"
         )
 
 

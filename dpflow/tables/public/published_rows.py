@@ -39,7 +39,12 @@ class PublishedRows(RowTable):
 
     def has_interval(self, position: int) -> bool:
         """Whether a column's values have intervals. Those of rows that noise chose do not hold one by one."""
-        return not self.chosen and NO_INTERVAL < self.confidences[position] < EXACT
+        name = self.columns[position][0].casefold()
+        beside = [column.casefold() for column, _ in self.columns[position + 1 : position + 3]]
+        ends = (f"{name}_noise_low", f"{name}_noise_high")
+        # A column that had no noise before has its ends elsewhere.
+        has_ends = len(beside) == 2 and all(map(str.startswith, beside, ends))
+        return not self.chosen and has_ends and NO_INTERVAL < self.confidences[position] < EXACT
 
     def count_failures(self, position: int) -> int:
         """How many times 5 % a column's intervals may fail."""

@@ -25,7 +25,7 @@ from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.public.named_tables import AnswerRun
+from dpflow.tables.public.named_tables import AnswerRun, fits_columns
 
 log = AdapterLogger("dpflow")
 
@@ -83,11 +83,12 @@ class Plugin(BasePlugin):
                 f"{', '.join((*_OPTIONS, 'parameters', 'run'))}"
             )
         if (server := None if self._ledger else find_server(self._folder)) is not None:
-            answer, blocks, scope = self._ask_service(server, model["sql"], options, parameters)
+            answer, kinds, blocks, scope = self._ask_service(server, model, options, parameters)
         else:
-            answer, blocks, scope = self._ask_ledger(model, options, parameters)
+            answer, kinds, blocks, scope = self._ask_ledger(model, options, parameters)
+        columns = [column[:3] for column in answer.list_published(kinds)]
         told = AnswerRun(blocks, run, answer.released_at)
-        write_answer(self._connection.cursor(), str(relation), answer, told, model.get("existing"))
+        write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
         for one in answer.origins:
             paid = f"charged epsilon {one.epsilon}, delta {one.delta} to scope {scope}"
             log.info(
@@ -96,21 +97,22 @@ class Plugin(BasePlugin):
             )
 
     def _ask_service(
-        self, server: str, text: str, options: Mapping[str, Any], parameters: Any
-    ) -> tuple[SqlAnswer, str, str]:
-        """The answer of the service that ``dpflow.yml`` names, its blocks, and the scope that pays. What is stored there
-        serves, whoever of that scope asked it.
+        self, server: str, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
+    ) -> tuple[SqlAnswer, Sequence[str], str, str]:
+        """The answer of the service that ``dpflow.yml`` names, its columns' types, its blocks, and the scope that pays.
+        What is stored there serves, whoever of that scope asked it.
         """
-        client = connect(server)
+        client, text = connect(server), model["sql"]
         plan = client.explain(text, parameters=parameters, **options)
-        require_free_names([column["column"] for column in plan["columns"]])
+        self._check_columns([column["column"] for column in plan["columns"]], model.get("existing"))
         blocks = dict.fromkeys(block for one in plan["releases"] for block in one["blocks"])
         answer = client.sql(text, parameters=parameters, **options)
-        return answer, ",".join(blocks), str(plan["scope"])
+        kinds = [str(column["type"]) for column in plan["columns"]]
+        return answer, kinds, ",".join(blocks), str(plan["scope"])
 
     def _ask_ledger(
         self, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
-    ) -> tuple[SqlAnswer, str, str]:
+    ) -> tuple[SqlAnswer, Sequence[str], str, str]:
         """The same beside the ledger."""
         registry, ledger = Registry.load(), self._open_ledger()
         plan = plan_sql(
@@ -124,7 +126,9 @@ class Plugin(BasePlugin):
             asker=model["id"],
         )
         self._check_plan(plan)
-        return answer_sql(plan, ledger, registry), plan.block_text, plan.settings.scope
+        self._check_columns(plan.columns, model.get("existing"))
+        answer = answer_sql(plan, ledger, registry)
+        return answer, plan.kinds, plan.block_text, plan.settings.scope
 
     def _open_ledger(self) -> Ledger:
         location, anchor = locate_ledger(self._ledger, self._folder)
@@ -141,34 +145,44 @@ class Plugin(BasePlugin):
             raise InvalidInput(
                 "the query has a name, and dbt's model is what its table is called; take name out of its options"
             )
-        require_free_names(plan.columns)
         with self._connection.cursor() as cursor:
             files = cursor.execute("SELECT path FROM duckdb_databases() WHERE path IS NOT NULL")
             for (file,) in files.fetchall():
                 for table in plan.tables:
                     require_public(Path(file), table, "dbt's models and databases")
 
-
-def require_free_names(columns: Sequence[str]) -> None:
-    """Raises `InvalidInput` for a column that is called like one of `ABOUT`."""
-    if taken := [name for name in columns if name.casefold() in ABOUT]:
-        raise InvalidInput(
-            f"the query calls a column {taken[0]!r}, and the model's table has one of its own; give it another name "
-            f"than {', '.join(ABOUT)}"
-        )
+    def _check_columns(self, columns: Sequence[str], existing: str | None) -> None:
+        """Raises `InvalidInput` for a column that is called like one of `ABOUT`, or where a model's table has others."""
+        if taken := [name for name in columns if name.casefold() in ABOUT]:
+            raise InvalidInput(
+                f"the query calls a column {taken[0]!r}, and the model's table has one of its own; give it another "
+                f"name than {', '.join(ABOUT)}"
+            )
+        if existing is None:
+            return
+        with self._connection.cursor() as cursor:
+            stored = [name for name, *_ in cursor.execute(f"DESCRIBE FROM {existing}").fetchall()]
+        if not fits_columns([name for name in stored if name not in ABOUT], columns):
+            raise InvalidInput(
+                "the model's table has answers of other columns; nothing was charged; call the model otherwise, or begin "
+                "its table anew with --full-refresh"
+            )
 
 
 def write_answer(
-    cursor: Any, relation: str, answer: SqlAnswer, about: AnswerRun, existing: str | None = None
+    cursor: Any,
+    relation: str,
+    columns: Sequence[tuple[str, str, Sequence[Any]]],
+    about: AnswerRun,
+    existing: str | None = None,
 ) -> None:
-    """Write an answer as a table, whole, in the place of one of this name: its columns with their noise
-    intervals and raw values, and `ABOUT`; with the rows of ``existing`` that are about other blocks and
-    runs. Where it has other columns these are left out.
+    """Write an answer as a table, whole, in the place of one of this name: its columns and `ABOUT`; with the
+    rows of ``existing`` that are about other blocks and runs. A column that one of both has not is NULL there.
 
     Args:
         relation, existing: names of tables, already quoted.
+        columns: names, types and values.
     """
-    columns = answer.list_columns(intervals=True, raw=True)
     values = [list(values) for _, _, values in columns]
     places = [
         f'unnest(CAST(? AS {kind}[])) AS "{name.replace(chr(34), chr(34) * 2)}"'
@@ -183,20 +197,10 @@ def write_answer(
     key = [about.block, about.run]
     parameters: list[Any] = [*values, *key, about.interval, about.released_at]
     select = f"SELECT {', '.join(places)}"
+    if existing is not None:
+        others = f"SELECT * FROM {existing} WHERE NOT (block = ? AND run = ?)"
+        select = f"{others} UNION ALL BY NAME {select}"
+        parameters = [*key, *parameters]
     with cursor:
-        if existing is not None and _has_columns(cursor, existing, select, parameters):
-            others = f"SELECT * FROM {existing} WHERE NOT (block = ? AND run = ?)"
-            select = f"{others} UNION ALL {select}"
-            parameters = [*key, *parameters]
         # One statement: whatever ends it, the earlier table stays.
         cursor.execute(f"CREATE OR REPLACE TABLE {relation} AS {select}", parameters)
-
-
-def _has_columns(cursor: Any, table: str, select: str, parameters: Sequence[Any]) -> bool:
-    """Whether a table has the columns of a query."""
-
-    def describe(query: str, values: Sequence[Any] = ()) -> list[Any]:
-        rows = cursor.execute(f"DESCRIBE {query}", values).fetchall()
-        return [(name, kind) for name, kind, *_ in rows]
-
-    return describe(f"FROM {table}") == describe(select, parameters)

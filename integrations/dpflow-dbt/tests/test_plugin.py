@@ -107,8 +107,8 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     first = project.store()
     assert [row[0] for row in first] == ["Oslo", "Rome"]
     names = [one[0] for one in project.published.execute('FROM main."a b" LIMIT 0').description]
-    assert names[:5] == ["city", "n", "n_noise_low", "n_noise_high", "n_raw_value"]
-    assert names[5] == 'Mean "age'
+    ends = ("noise_low", "noise_high", "low", "high", "raw_value")
+    assert names[:8] == ["city", "n", *(f"n_{end}" for end in ends), 'Mean "age']
     assert names[-4:] == ["block", "run", "interval_start", "released_at"]
     spelling = MODEL.lower().replace('"mean ""age"', '"Mean ""age"') + " limit 2"
     for sql, options in ((MODEL, {}), (spelling, {}), (MODEL, {"epsilon": "0.25"})):
@@ -214,9 +214,7 @@ def test_an_answer_is_written_whole_or_not_at_all(
             self.cursor.execute(*arguments)
 
     write_answer = sys.modules["dpflow_dbt.plugin"].write_answer
-    answer = SimpleNamespace(
-        list_columns=lambda intervals, raw: [("city", "VARCHAR", ["x"])], rows=[("x",)]
-    )
+    answer = [("city", "VARCHAR", ["x"])]
     for statements in (0, 1):
         try:
             write_answer(Failing(statements), '"main"."a b"', answer, AnswerRun())
@@ -241,7 +239,7 @@ def build(project: Project, run: str = "", sql: str = DAILY, **options: Any) -> 
 
 
 def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
-    """A newer day stays, and a repeated one is replaced; rows of another query's columns begin anew."""
+    """A newer day stays, and a repeated one is replaced; a query of other columns is refused before its charge."""
     latest = (
         "SELECT DISTINCT run FROM m WHERE coalesce(interval_start, released_at) = "
         "(SELECT max(coalesce(interval_start, released_at)) FROM m)"
@@ -263,11 +261,15 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     assert len(newer) == 4 and newer[:2] == both[:2] and newer[2:] != second
     build(project, "2020-01-02", revision=2)
     assert project.published.execute(read).fetchall() == both
-    build(project, sql=DAILY.replace("AS n", "AS m"))
-    assert project.published.execute("SELECT run, city FROM m").fetchall() == [
-        ("", "Oslo"),
-        ("", "Rome"),
-    ]
+    spent = project.spent()
+    with pytest.raises(DbtRuntimeError, match="answers of other columns; nothing was charged"):
+        build(project, sql=DAILY.replace("AS n", "AS m"))
+    assert project.published.execute(read).fetchall() == both and project.spent() == spent
+    # A day without a row has the same columns, and takes no other's place.
+    described = project.published.execute("DESCRIBE m").fetchall()
+    build(project, "2020-01-03", sql=f"{DAILY} HAVING n > 1000000")
+    assert project.published.execute(read).fetchall() == both
+    assert project.published.execute("DESCRIBE m").fetchall() == described
 
 
 def test_a_column_of_the_tables_own_is_refused_before_the_charge(project: Project) -> None:

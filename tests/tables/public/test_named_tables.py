@@ -13,7 +13,12 @@ import duckdb
 import pytest
 
 from dpflow.errors import NotPublished, TableUnreadable
-from dpflow.tables.public.named_tables import AnswerRun, publish_view, require_free_name
+from dpflow.tables.public.named_tables import (
+    AnswerRun,
+    find_answer,
+    publish_view,
+    require_free_name,
+)
 
 COLUMNS = [("n", "BIGINT"), ("city", "VARCHAR")]
 
@@ -86,10 +91,49 @@ def test_the_latest_answer_may_have_no_rows(tmp_path: Path) -> None:
     assert len(read(file, "answer_latest")) == 1
 
 
-def test_another_query_of_the_name_takes_the_place_of_all(tmp_path: Path) -> None:
-    """Its columns are other ones; whatever they are called, they are the query's."""
+def test_answers_of_other_columns_take_no_place(tmp_path: Path) -> None:
+    """Rows of other runs stay with NULLs, in types that hold the values of both; and a query of other columns is
+    refused before its charge.
+    """
     file = tmp_path / "out.duckdb"
-    put(file, AnswerRun("", run(1), moment(1)), (1, "Oslo"))
+    put(file, AnswerRun("", run(1), moment(1), (95, 100)), (1, "Oslo"))
+    wide = [("N", "DOUBLE", [0.5]), ("n_low", "DOUBLE", [0.25]), ("city", "DATE", [None])]
+    publish_view(file, "answer", wide, AnswerRun("", run(2), moment(2), (90, 80, 100)))
+    put(file, AnswerRun("", run(3), moment(3), (95, 100)), (3, "Rome"))
+    shown = [row[:4] for row in read(file, "answer")]
+    assert shown == [
+        (0.5, None, 0.25, ""),
+        (1.0, "Oslo", None, ""),
+        (3.0, "Rome", None, ""),
+    ]
+    assert read(file, "answer_latest")[0][0] == 3
+    with duckdb.connect(str(file), read_only=True) as connection:
+        stored = find_answer(connection, "answer")
+        assert stored is not None and stored.confidences == [90, 100, 0]
+    require_free_name(file, "answer", ["n", "City"])
+    for columns in (["n"], ["n", "city", "m"], ["m", "city"]):
+        with pytest.raises(TableUnreadable, match="answers of other columns as 'answer'"):
+            require_free_name(file, "answer", columns)
+
+
+def test_another_task_takes_no_answers_place(tmp_path: Path) -> None:
+    """Neither before its charge nor after: its answer is stored, and that of the first task stays."""
+    file = tmp_path / "out.duckdb"
+    put(file, AnswerRun("b", run(1), source="d.t"), (1, "Oslo"))
+    other = AnswerRun("b", run(1), source="d.u")
+    require_free_name(file, "answer", ["n", "city"], AnswerRun("b", run(2), source="d.u"))
+    for ask in (
+        lambda: require_free_name(file, "answer", ["n", "city"], other),
+        lambda: put(file, other, (2, "Rome")),
+    ):
+        with pytest.raises(TableUnreadable, match=r"an answer of d\.t as 'answer'"):
+            ask()
+    assert [row[0] for row in read(file, "answer")] == [1]
+
+
+def test_columns_may_be_called_anything(tmp_path: Path) -> None:
+    """Whatever they are called, they are the query's."""
+    file = tmp_path / "out.duckdb"
     columns = [("Run", "DOUBLE", [0.5]), ("c0", "BIGINT", [7]), ("released_at", "DATE", [None])]
     publish_view(file, "ANSWER", columns, AnswerRun("", run(2), moment(2)))
     assert read(file, "answer") == [(0.5, 7, None, "", dt.datetime(2026, 1, 2))]
