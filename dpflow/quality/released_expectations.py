@@ -48,13 +48,17 @@ class CheckOutcomeMetric(TableMetricProvider):  # type: ignore[misc]
 class ExpectReleased(BatchExpectation):  # type: ignore[misc]
     """A check's outcome is as wanted: kept, or undecided where the contract lets that pass.
 
-    ``column``, ``condition``, ``p``, ``min_value`` and ``max_value`` say what is asked, for readers of results.
+    ``column``, ``condition``, ``among``, ``p``, ``since``, ``reference``, ``min_value`` and ``max_value`` say what is asked,
+    for readers of results; see `dpflow.core.toolbox.row_checks.RowCheck` and `dpflow.quality.contract_file.DriftCheck`.
     """
 
     check: str
     undecided: str = "fail"
     column: str | None = None
     condition: str | None = None
+    among: str | None = None
+    since: float | str | None = None
+    reference: str | None = None
     p: float | None = None
     min_value: float | None = None
     max_value: float | None = None

@@ -80,13 +80,21 @@ def _describe_bounds(contract: Contract, name: str) -> dict[str, Any]:
         if check.name == name:
             asked: dict[str, Any] = {
                 "column": check.column,
-                "condition": getattr(check, "condition", None),
-                "p": getattr(check, "p", None),
+                **{
+                    field: getattr(check, field, None)
+                    for field in ("condition", "among", "p", "since", "reference")
+                },
                 "min_value": getattr(check, "at_least", None),
                 "max_value": check.at_most,
             }
             asked = {name: value for name, value in asked.items() if value is not None}
-            return {k: float(v) if isinstance(v, Fraction) else v for k, v in asked.items()}
+            return {
+                name: float(value)
+                if isinstance(value, Fraction)
+                # Dates as texts, for JSON.
+                else str(value)
+                for name, value in asked.items()
+            }
     return {}
 
 

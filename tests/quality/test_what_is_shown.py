@@ -13,10 +13,12 @@ from typing import Any, ClassVar
 import pytest
 from contract_world import SECRET, World, verdicts
 
+from dpflow.core.toolbox.row_checks import RowCheck
 from dpflow.errors import (
     InvalidInput,
 )
 from dpflow.quality import run_contract
+from dpflow.quality.contract_file import Contract, DriftCheck
 from dpflow.quality.page import write_html
 
 
@@ -206,3 +208,40 @@ def test_data_docs_of_a_project_show_what_was_asked(
     assert len(sink[1]) == 2 and "first" in sink[1][0] and SECRET not in "".join(sink[1])
     with pytest.raises(InvalidInput, match="great_expectations.yml"):
         run_contract(world.free("public"), project=tmp_path / "nowhere")
+
+
+def test_what_is_asked_is_an_expectations_arguments() -> None:
+    """All fields of checks that say which rows, or of what, are among them: a share of some rows is none of all."""
+    from dpflow.quality.released_expectations import ExpectReleased
+    from dpflow.quality.validation_result import _describe_bounds
+
+    checks = [
+        {
+            "check": "violations",
+            "condition": "delay > 65",
+            "among": "city = 'Rome'",
+            "at_most": 0.5,
+        },
+        {"check": "freshness", "column": "day", "since": "2020-01-31", "at_least": 10},
+        {"check": "freshness", "column": "age", "since": 60, "at_least": 10},
+        {"check": "quantile", "column": "age", "p": 0.5, "at_most": 3},
+    ]
+    drift = [{"name": "mix", "column": "city", "reference": "by city", "at_most": 0.1}]
+    contract = Contract.model_validate(
+        {"name": "c", "table": "t.yml", "mode": "metered", "scope": "s", "epsilon": "1"}
+        | {"checks": [{"name": f"c{n}"} | check for n, check in enumerate(checks)]}
+        | {"drift": [drift[0] | {"epsilon": "0.1"}]}
+    )
+    bounds = {"at_most": "max_value", "at_least": "min_value"}
+    for name, asked in [*((f"c{n}", check) for n, check in enumerate(checks)), ("mix", drift[0])]:
+        shown = {
+            bounds.get(key, key): value
+            for key, value in asked.items()
+            if key not in ("name", "check")
+        }
+        assert _describe_bounds(contract, name) == shown
+        assert ExpectReleased(check=name, **shown).configuration.kwargs.items() >= shown.items()
+    fields = {*RowCheck.model_fields, *DriftCheck.model_fields}
+    assert fields - {"name", "check", "at_least", "at_most", "weight", "epsilon"} <= {
+        *ExpectReleased.__fields__
+    }
