@@ -12,7 +12,8 @@ from sqlglot import exp, parse_one
 from dpflow.analyst_sql.answer.query_plan import plan_sql
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
-from dpflow.core.contract.declaration import Join, PrivacyUnit, Table
+from dpflow.core.contract.declaration import PrivacyUnit, Table
+from dpflow.core.contract.joins import Join
 from dpflow.errors import SqlRefused
 from dpflow.registry import Registry
 

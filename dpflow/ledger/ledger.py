@@ -66,20 +66,17 @@ class Ledger(BudgetLedger):
     # --- releases -----------------------------------------------------------------------------------------------
 
     def reserve(self, key: ReleaseKey, **terms: Unpack[ChargeTerms]) -> Reservation:
-        """Charge a release on all scopes of its path and all its blocks, or return what its key
-        already has.
+        """Charge a release on all scopes of its path and all its blocks, or return what its key already has.
 
-        The same key again is free: settled, it returns the stored result; reserved, the caller
-        takes the reservation over and draws afresh, because nothing of the first try was visible. A
-        new mechanism version inside one slot keeps the slot's reservation. See
-        `dpflow.ledger.books.releases.choose_release` for mapped inputs in another order.
+        The same key again is free: settled, it returns the stored result; reserved, the caller takes the reservation over and
+        draws afresh, because nothing of the first try was visible. A new mechanism version inside one slot keeps the slot's
+        reservation. See `dpflow.ledger.books.releases.choose_release` for mapped inputs in another order.
 
         Args:
             terms: the fields of `ReleaseCharge`.
 
         Raises:
-            InvalidInput: on PostgreSQL this login is a superuser, owns the tables, can delete rows,
-                or can write grants or change the history, and does not say that it is the owner.
+            InvalidInput: on PostgreSQL this login could write grants or change the history, and does not say that it is the owner.
             PlanRefused: a scope that pays protects something else.
             BudgetExceeded: a scope or block cannot pay; nothing was charged, and an entry says so.
             RetryConflict: this slot released something else before, or an owner closed the release.
@@ -90,8 +87,7 @@ class Ledger(BudgetLedger):
     def reserve_many(self, asks: Sequence[ReleaseCharge]) -> list[Reservation]:
         """Charge many releases as `reserve` does, in one transaction: all of them, or none.
 
-        Those that were charged before come first, so that a list which grew at its front finds its
-        own before the new one asks whether it may pay.
+        Those charged before come first: a list which grew at its front finds its own before the new one asks.
 
         Raises:
             DpflowError: as `reserve`; then none of them was charged.

@@ -10,7 +10,7 @@ from dpflow.core.contract.requests import DataRequest
 from dpflow.core.contract.table_description import describe_columns
 from dpflow.errors import DpflowError, TableUnreadable
 from dpflow.tables.access.file_list import is_list
-from dpflow.tables.access.sandbox import file_identity
+from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.private import PrivateTable
 
 

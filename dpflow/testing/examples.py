@@ -109,10 +109,8 @@ QUERY_VALUES: Mapping[str, tuple[Any, ...]] = {
 
 @dataclass(frozen=True)
 class Example:
-    """A declaration, parameters as in a release file, and queries of an interactive mechanism.
-
-    ``sides`` are neighbouring tables where its guarantee is tight; ``form`` names what is audited
-    apart from the mechanism's other forms.
+    """A declaration, parameters as in a release file, and queries of an interactive mechanism. ``sides`` are neighbouring tables
+    where its guarantee is tight; ``form`` names what is audited apart from the mechanism's other forms.
     """
 
     table: Table

@@ -73,10 +73,10 @@ from dpflow.testing.replay import (
     climb_both_ways,
     draw_losses,
     find_gaussian_distance,
-    follow_samplers,
 )
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
 from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.sensitivity_audit import statistics_move_as_stated
 from dpflow.testing.work import spent

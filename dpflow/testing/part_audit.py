@@ -33,9 +33,11 @@ import numpy as np
 from dpflow.core.accounting.composition import step_eps
 from dpflow.testing.examples import AnyMechanism, Example, plan_mechanism
 from dpflow.testing.harness import epsilon_delta
-from dpflow.testing.replay import PartLosses, Run, StatedPart, draw_part_losses, follow_samplers
+from dpflow.testing.replay import PartLosses, Run, draw_part_losses
 from dpflow.testing.replay_audit import ROUNDING, estimate_hit, list_runs
 from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay_samplers import follow_samplers
+from dpflow.testing.replay_sources import StatedPart
 from dpflow.testing.work import spent
 
 #: Runs that choose a pair of neighbours, and that judge it.

@@ -27,8 +27,9 @@ from dpflow.testing.examples import (
 )
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses, follow_samplers
+from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
 from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 from dpflow.testing.work import spent
 

@@ -78,9 +78,9 @@ def test_a_stored_answer_is_explained_by_its_own_noise(fresh: World) -> None:
 
 def test_many_groups_are_not_looked_at(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Then it says that intervals are wider, and no number."""
-    from dpflow.analyst_sql.noise import noise_intervals
+    from dpflow.analyst_sql.noise import noise_forecast
 
-    monkeypatch.setattr(noise_intervals, "MAX_GROUPS", 10)
+    monkeypatch.setattr(noise_forecast, "MAX_GROUPS", 10)
     text = "SELECT bucket(age, 7) AS b, COUNT(*) AS n FROM visits GROUP BY b ORDER BY n LIMIT 3"
     column = explain(world, text, epsilon=2)[1]
     assert column["half_width_95"] is None and "wider where noise chooses" in column["noise"]

@@ -11,8 +11,8 @@ import pytest
 
 from dpflow.analyst_sql.answer.answers import run_query
 from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, find_intervals
-from dpflow.analyst_sql.noise.noise_rules import ROW_FUNCTIONS
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, find_span
+from dpflow.analyst_sql.noise.select_rules import ROW_FUNCTIONS
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.analyst_sql.releases.cells import Number, additive_plan, find_release, make_width

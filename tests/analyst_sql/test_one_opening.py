@@ -13,7 +13,7 @@ from sql_world import EXACT, World
 
 from dpflow.analyst_sql.answer import query_plan
 from dpflow.registry import Registry
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import local_files, sandbox
 from dpflow.tables.access.kept_sources import keep_sources_open, open_source
 
 OPTIONS = {"epsilon": EXACT, "delta": "1e-6", "scope": "visits"}
@@ -52,7 +52,7 @@ def test_a_file_that_was_exchanged_is_read_as_it_is(fresh: World) -> None:
         answer = query_plan.answer_sql(plan, fresh.ledger, Registry.load())
     assert answer.rows == [(70,)]
     record = fresh.ledger.release(answer.origins[0].release_id)
-    identity = sandbox.file_identity(fresh.folder / "visits.duckdb", "visits") + b"/visits"
+    identity = local_files.file_identity(fresh.folder / "visits.duckdb", "visits") + b"/visits"
     assert record.snapshot == fresh.ledger.commitment(identity, "snapshot")
 
 

@@ -11,7 +11,8 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, write_text
-from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals, ColumnNoise, forecast_noise
+from dpflow.analyst_sql.noise.noise_forecast import ColumnNoise, forecast_noise
+from dpflow.analyst_sql.noise.noise_intervals import ColumnIntervals
 from dpflow.analyst_sql.parse.aggregate_reader import TAIL
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,

@@ -14,7 +14,8 @@ from sqlglot import exp
 from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, split_conjunction
 from dpflow.analyst_sql.parse.text_and_options import Refusal
-from dpflow.core.contract.declaration import Join, Table, plain_relation
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.joins import Join, plain_relation
 from dpflow.errors import InvalidInput
 from dpflow.tables.language.nodes import Node
 

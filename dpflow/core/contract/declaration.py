@@ -34,6 +34,7 @@ from dpflow.core.contract.contribution import (
     MaxContributions,
     RequestedBounds,
 )
+from dpflow.core.contract.joins import Join, plain_relation
 from dpflow.core.contract.sensitivity import HasSensitivity, S_co
 from dpflow.core.contract.server_source import ServerSource, find_kind, read_source
 from dpflow.core.contract.strict_models import Strict
@@ -69,109 +70,6 @@ class PrivacyUnit(Strict):
 
     column: str
     missing: Literal["drop", "one-unit"] = "drop"
-
-
-def plain_relation(relation: str) -> str:
-    """One relation's name, however it is written."""
-    return relation.casefold().removeprefix("main.")
-
-
-class Join(Strict):
-    """A second relation of the same file, joined to every row before contributions are bounded. Its
-    columns are ``name.column``. Rows without a match stay, with NULLs.
-
-    Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
-    else, and a relation has one unit column wherever it is named), ``multiplicity`` (they declare
-    ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``), ``public-rows`` (a
-    dimension is neither the table nor one of its private relations, nor a view that reads what they
-    read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
-
-    Attributes:
-        relation: the relation's name in the same file; of a server's source a folder or catalogue's table,
-            or the name of what lies beside the table's.
-        name: what its columns are called by: ``name.column``.
-        kind: ``unit`` is another private table, joined on the privacy unit: its rows of a unit are
-            protected with that unit. ``dimension`` is a table that the owner declares public, joined
-            on a key; a key that it holds twice matches nothing.
-        on: maps the table's column to the relation's.
-        rows: of a private relation, how many rows of a unit are joined, chosen at random.
-        public: of a dimension, that everybody may see its rows, where a view hides whose they are.
-            The owner answers for it: nothing is looked through then.
-    """
-
-    example = "{relation: towns, name: town, kind: dimension, on: {city: name}}"
-
-    relation: str
-    name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]
-    kind: Literal["unit", "dimension"]
-    on: Annotated[dict[str, str], Field(min_length=1, max_length=1)]
-    rows: Annotated[int, Field(ge=1, le=1000)] | None = None
-    public: bool = False
-
-    @model_validator(mode="before")
-    @classmethod
-    def _read_on(cls, given: Any) -> Any:
-        """YAML 1.1 takes the bare word ``on`` for true."""
-        if isinstance(given, dict) and True in given:
-            # Only this key can be a truth value: names of relations are texts.
-            return {"on" if name is True else name: value for name, value in given.items()}
-        return given
-
-    @property
-    def left_column(self) -> str:
-        """The key's column in the table."""
-        return next(iter(self.on))
-
-    @property
-    def right_column(self) -> str:
-        """The key's column in the joined relation."""
-        return self.on[self.left_column]
-
-    def check_rules(self, table: Table) -> None:
-        """Raises ValueError with the name of the rule that the join breaks."""
-        if self.kind == "dimension":
-            if self.rows is not None:
-                raise ValueError(
-                    f"join {self.name}: rule unique-key: a dimension has one row a key; take rows out"
-                )
-            private = (
-                table.relation_name,
-                *(join.relation for join in table.joins if join.kind == "unit"),
-            )
-            if plain_relation(self.relation) in map(plain_relation, private):
-                raise ValueError(
-                    f"join {self.name}: rule public-rows: {self.relation} is private in this declaration, and a dimension would show its "
-                    f"rows to other units'; put the column into the table"
-                )
-            return
-        if self.public:
-            raise ValueError(
-                f"join {self.name}: rule public-rows: a private relation is not public; take public out"
-            )
-        if self.left_column != table.privacy_unit.column:
-            raise ValueError(
-                f"join {self.name}: rule unit-key: a private table joins on the unit, {table.privacy_unit.column!r}, and not on "
-                f"{self.left_column!r}; or declare it a dimension if its rows are public"
-            )
-        # Another column of a private relation is another unit: one person's rows would move others'.
-        unit_columns = [(table.relation_name, table.privacy_unit.column)]
-        unit_columns += [(j.relation, j.right_column) for j in table.joins if j.kind == "unit"]
-        for relation, column in unit_columns:
-            same_relation = plain_relation(relation) == plain_relation(self.relation)
-            if same_relation and column.casefold() != self.right_column.casefold():
-                raise ValueError(
-                    f"join {self.name}: rule unit-key: the unit of {self.relation} is its column {column!r}, here and in every "
-                    f"join, and not {self.right_column!r}; join on it"
-                )
-        if self.rows is None:
-            raise ValueError(
-                f"join {self.name}: rule multiplicity: say how many rows of a unit are joined; add rows: 1"
-            )
-        if table.protects == "unit-block":
-            raise ValueError(
-                f"join {self.name}: rule whole-unit: budgets per block do not protect rows that every block sees; "
-                f"protect the unit, or put the column into the table"
-            )
 
 
 class RequiredCertificates(Strict):
@@ -371,7 +269,7 @@ class Table(Strict):
             if plain_relation(name) not in map(plain_relation, private):
                 raise ValueError(f"trusted_sql: {UnknownName('private relation', name, private)}")
         for join in self.joins:
-            join.check_rules(self)
+            _check_join(join, self)
             if self.source is not None:
                 self.source.find_relation(join.relation)
         # Cached sums of a block are truncated within the block alone.
@@ -608,3 +506,50 @@ class Table(Strict):
             below = {name: getattr(units, name) for name in ("where", "blocks", "keys", "features")}
             form["unit_rows"] = below | {"rows": units.rows.stored_form()}
         return form
+
+
+def _check_join(join: Join, table: Table) -> None:
+    """Raises ValueError with the name of the rule that the join breaks."""
+    if join.kind == "dimension":
+        if join.rows is not None:
+            raise ValueError(
+                f"join {join.name}: rule unique-key: a dimension has one row a key; take rows out"
+            )
+        private = (
+            table.relation_name,
+            *(other.relation for other in table.joins if other.kind == "unit"),
+        )
+        if plain_relation(join.relation) in map(plain_relation, private):
+            raise ValueError(
+                f"join {join.name}: rule public-rows: {join.relation} is private in this declaration, and a dimension would show its "
+                f"rows to other units'; put the column into the table"
+            )
+        return
+    if join.public:
+        raise ValueError(
+            f"join {join.name}: rule public-rows: a private relation is not public; take public out"
+        )
+    if join.left_column != table.privacy_unit.column:
+        raise ValueError(
+            f"join {join.name}: rule unit-key: a private table joins on the unit, {table.privacy_unit.column!r}, and not on "
+            f"{join.left_column!r}; or declare it a dimension if its rows are public"
+        )
+    # Another column of a private relation is another unit: one person's rows would move others'.
+    unit_columns = [(table.relation_name, table.privacy_unit.column)]
+    unit_columns += [(j.relation, j.right_column) for j in table.joins if j.kind == "unit"]
+    for relation, column in unit_columns:
+        same_relation = plain_relation(relation) == plain_relation(join.relation)
+        if same_relation and column.casefold() != join.right_column.casefold():
+            raise ValueError(
+                f"join {join.name}: rule unit-key: the unit of {join.relation} is its column {column!r}, here and in every "
+                f"join, and not {join.right_column!r}; join on it"
+            )
+    if join.rows is None:
+        raise ValueError(
+            f"join {join.name}: rule multiplicity: say how many rows of a unit are joined; add rows: 1"
+        )
+    if table.protects == "unit-block":
+        raise ValueError(
+            f"join {join.name}: rule whole-unit: budgets per block do not protect rows that every block sees; "
+            f"protect the unit, or put the column into the table"
+        )

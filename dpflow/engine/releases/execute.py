@@ -19,7 +19,8 @@ from typing import Any
 from dpflow import fault_points
 from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.audit_cells import describe_cells
-from dpflow.core.contract.declaration import Table, plain_relation
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.joins import plain_relation
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.question_text import QUESTION
 from dpflow.core.contract.results import NONE, UNLIMITED, Result

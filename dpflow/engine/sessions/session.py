@@ -1,11 +1,9 @@
-"""An interactive mechanism's life: opened and charged once, asked many times, its state in the
-ledger.
+"""An interactive mechanism's life: opened and charged once, asked many times, its state in the ledger.
 
-The answer and the state it leads to are stored in one transaction before the answer is seen. The
-same question again returns the stored answer and spends nothing; a question that crashed before its
-answer was stored is asked with fresh noise, and nobody saw the first. A failure that may depend on
-the rows or the draw is stored as the answer "none" and closes the session: asking again would be
-rejection sampling, and going on would let failures tell about rows for nothing.
+The answer and the state it leads to are stored in one transaction before the answer is seen. The same question again
+returns the stored answer and spends nothing; one that crashed before its answer was stored is asked with fresh noise, and
+nobody saw the first. A failure that may depend on the rows or the draw is stored as the answer "none" and closes the
+session: asking again would be rejection sampling, and going on would let failures tell about rows for nothing.
 """
 
 from __future__ import annotations
@@ -103,9 +101,7 @@ class Session:
 
     @cached_property
     def _seen(self) -> str:
-        """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that
-        nobody has seen.
-        """
+        """Why the session's data are not fresh, or "": proofs of generalisation begin with rows that nobody has seen."""
         plan, table = self._plan, self._plan.table
         if table.generalisation_only and not table.holdout:
             return "rows of a generalisation_only table may have been handed out; declare holdout: true"
@@ -581,9 +577,7 @@ class Session:
     def _answer_release(
         self, inner: Plan, held: SessionRecord, failures: list[str]
     ) -> tuple[Verdict, State]:
-        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is
-        the result "none".
-        """
+        """A release inside the session: refused, or paid out of its reserve and drawn; a failure is the result "none"."""
         assert isinstance(inner.mechanism, Mechanism)
         # The gate was certified when it was opened; this is another mechanism.
         require_certified(inner, self._ledger)

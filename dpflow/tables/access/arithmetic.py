@@ -1,20 +1,15 @@
 """Arithmetic over row values as SQL that cannot fail: no other module writes any.
 
-A `Whole` is an expression of whole numbers that knows the least and largest value which rows can give
-it. Each operation computes the range of its result. Where the type of the operands does not hold that
-range they are widened first (DuckDB: BIGINT, HUGEINT; Spark: BIGINT, DECIMAL(38, 0)). Where no type holds
-it, the plan is refused, before anything is charged. So no value of a row makes a query fail, and none
-wraps. NULL stays NULL, except in `coalesce`, and in `least` and `greatest`, which pass over it.
+A `Whole` is an expression of whole numbers that knows the least and largest value which rows can give it. Each operation
+computes the range of its result. Where the type of the operands does not hold that range they are widened first (DuckDB:
+BIGINT, HUGEINT; Spark: BIGINT, DECIMAL(38, 0)). Where no type holds it, the plan is refused, before anything is charged. So
+no value of a row makes a query fail, and none wraps. NULL stays NULL, except in `coalesce`, `least` and `greatest`.
 
-Ranges come from types, declared bounds and the clamps written here. Whole numbers enter by
-`Dialect.column` (a column that another query clamped), `Dialect.read` (the full range of a type),
-`Dialect.round_double` and the draws below. One range is read from rows: that of the numbers of units and
-private keys, which is theirs in the file as it is held open. It chooses how wide an integer is, and every
-number of 64 bits has one. Arithmetic of DOUBLEs gives infinities and NaN and never
-fails, except for a division by 0: whoever divides takes out zeros first.
-
-Differences of dates enter in the same way: as a number of days or microseconds, within the range of
-their type.
+Ranges come from types, declared bounds and the clamps written here. Whole numbers enter by `Dialect.column` (a column that
+another query clamped), `Dialect.read` (the full range of a type), `Dialect.round_double` and the draws below. One range is
+read from rows: that of the numbers of units and private keys, which is theirs in the file as it is held open. It chooses how
+wide an integer is, and every number of 64 bits has one. Differences of dates are numbers of days or microseconds.
+Arithmetic of DOUBLEs gives infinities and NaN and never fails, except for a division by 0: whoever divides takes out zeros first.
 """
 
 from __future__ import annotations

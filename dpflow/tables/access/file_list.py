@@ -25,6 +25,7 @@ import duckdb
 
 from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.parquet_texts import trim_blanks
 from dpflow.tables.access.sql import match_name
@@ -340,4 +341,4 @@ def source_identity(database: Path, what: str) -> bytes:
     """What differs when the rows may differ; private, as it tells sizes and times."""
     if is_list(database):
         return list_identity(database, what)
-    return sandbox.file_identity(database, what)
+    return file_identity(database, what)

@@ -18,6 +18,7 @@ from typing import Any
 import duckdb
 
 from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.access.spill import spill_folder
 
 
@@ -136,7 +137,7 @@ class _KeptSources:
 
     def open(self, database: Path, what: str) -> sandbox.Connection:
         """A session of the file as it is now: one that was changed or exchanged is opened again."""
-        identity = sandbox.file_identity(database, what)
+        identity = file_identity(database, what)
         known, connection = self._open.get(database, (None, None))
         if connection is None or known != identity:
             connection = self._stack.enter_context(open_file_again(database, what))

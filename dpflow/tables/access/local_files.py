@@ -1,4 +1,4 @@
-"""What a private source is not: a place elsewhere, or files of which a log says whether they count."""
+"""What a private source is not: a place elsewhere, or files of which a log says whether they count; and which content a file has."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, TableUnreadable
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
 _SERVERS = ("postgres", "postgresql")
@@ -68,3 +68,30 @@ def describe_logged_table(folder: str, kind: str) -> InvalidInput:
         f"{folder} is a table of the format {kind}, whose log says which of its files count, and dpflow reads no such log; "
         f"write its newest state to Parquet files with Spark{copy}, then: dpflow load FILES"
     )
+
+
+def file_identity(database: Path, what: str) -> bytes:
+    """Identity of the file's content without opening it: device, inode, size and time of file and
+    write-ahead log.
+
+    The file is not opened because closing any handle of it drops this process's own locks.
+    """
+    parts = []
+    # A committed change may still be in the write-ahead log only.
+    for path in (database, database.with_name(database.name + ".wal")):
+        try:
+            stat = path.stat()
+        except FileNotFoundError:
+            continue
+        except OSError:
+            raise TableUnreadable(
+                f"{what}: {path} cannot be looked at; check its permissions"
+            ) from None
+        # The time of the last change, beside that of the content, is one that no program sets.
+        times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
+        parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}")
+    if not parts:
+        raise TableUnreadable(
+            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
+        )
+    return "/".join(parts).encode()

@@ -586,33 +586,6 @@ def session_settings(spill: Path) -> dict[str, str | bool | int | float | list[s
     }
 
 
-def file_identity(database: Path, what: str) -> bytes:
-    """Identity of the file's content without opening it: device, inode, size and time of file and
-    write-ahead log.
-
-    The file is not opened because closing any handle of it drops this process's own locks.
-    """
-    parts = []
-    # A committed change may still be in the write-ahead log only.
-    for path in (database, database.with_name(database.name + ".wal")):
-        try:
-            stat = path.stat()
-        except FileNotFoundError:
-            continue
-        except OSError:
-            raise TableUnreadable(
-                f"{what}: {path} cannot be looked at; check its permissions"
-            ) from None
-        # The time of the last change, beside that of the content, is one that no program sets.
-        times = f"{stat.st_mtime_ns}:{stat.st_ctime_ns}"
-        parts.append(f"{stat.st_dev}:{stat.st_ino}:{stat.st_size}:{times}")
-    if not parts:
-        raise TableUnreadable(
-            f"{what}: there is no file {database}; correct the declaration's database, or load the data"
-        )
-    return "/".join(parts).encode()
-
-
 def as_int64(array: Any) -> NDArray[np.int64]:
     """A column of a result as 64-bit integers."""
     return np.asarray(array, dtype=np.int64)

@@ -23,7 +23,8 @@ from dpflow.core.contract.audit_cells import (
 )
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds, MaxContributions
-from dpflow.core.contract.declaration import Join, PrivacyUnit, Table
+from dpflow.core.contract.declaration import PrivacyUnit, Table
+from dpflow.core.contract.joins import Join
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import (
     MechanismCertificate,

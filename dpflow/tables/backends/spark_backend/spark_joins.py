@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from dpflow.core.contract.declaration import Join, Table
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.joins import Join
 from dpflow.errors import PlanRefused
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.spark_backend.hash_bounding import UnitBounds, count_and_first

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from dpflow.core.contract.declaration import Join
+from dpflow.core.contract.joins import Join
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import block_fingerprints, sandbox, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (

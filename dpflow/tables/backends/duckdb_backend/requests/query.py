@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.contract.declaration import Join, Table
+from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.joins import Join
 from dpflow.core.contract.requests import (
     GroupedSums,
     SortedValues,
