@@ -193,6 +193,32 @@ def test_an_answer_without_values_leaves_intervals(shop: Path) -> None:
     ]
 
 
+def test_columns_and_types_are_the_plans(shop: Path) -> None:
+    """With all rows, one or none, whole numbers or large ones: of one query what is published has one shape."""
+    for item in (
+        *(
+            "n",
+            "n / 2",
+            "n / nullif(n - 10, 0)",
+            "SUM(n) OVER ()",
+            "n::HUGEINT * 10::HUGEINT ** 12",
+        ),
+        *(
+            "n > 10",
+            "CASE WHEN n > 10 THEN n / 2 END",
+            "DATE '2020-01-01' + n::INTEGER",
+            "rank() OVER (ORDER BY n)",
+        ),
+    ):
+        shapes = []
+        for condition in ("n > -1000000", "category = 'Toys'", "n > 1000000000"):
+            query = f"{RELEASED} SELECT category, {item} AS x FROM r WHERE {condition}"
+            answer = ask(shop, query)
+            plan = plan_sql(query, PRICE, folder=shop)
+            shapes.append([column[:2] for column in answer.list_published(plan.kinds)])
+        assert shapes[0] == shapes[1] == shapes[2], item
+
+
 def test_names_mean_one_table(shop: Path) -> None:
     """A declared table's or a public one's name is no answer's; a CTE's hides an answer; who gives tables reads none."""
     for taken in ("orders", "Population", "population"):
