@@ -5,6 +5,7 @@ task, documentation, and an end at once for a template that no retry can fill.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,12 @@ from airflow.sdk import BaseOperator, BaseOperatorLink
 from dpflow.airflow.links import BudgetPageLink
 from dpflow.airflow.release_note import ContractNote, LoadNote, ReleaseNote
 from dpflow.airflow.task_context import (
+    LIST_AS_TEXT,
     NOT_GIVEN,
     AirflowFailException,
     AirflowSkipException,
     dag_folder,
+    is_collection_text,
     open_ledger,
     read_blocks,
     read_switch,
@@ -186,7 +189,7 @@ class PrivacyOperator(BaseOperator):
         templates = dict(_list_templates({name: getattr(parent, name, None) for name in fields}))
         try:
             super()._do_render_template_fields(parent, fields, context, jinja_env, seen_oids)
-            failure = describe_empty_fields(parent, templates)
+            failure = describe_wrong_fields(parent, templates)
         except TemplateError as error:
             failure = describe_template_error(error.message or "", context)
         if failure:
@@ -282,9 +285,9 @@ def _list_templates(value: Any, path: _Path = ()) -> Iterator[tuple[_Path, str]]
             yield from _list_templates(inner, (*path, n))
 
 
-def describe_empty_fields(operator: Any, templates: Mapping[_Path, str]) -> str:
-    """What to say of the first template that became nothing: None, its text, or what is empty or blank.
-    "" where each became something; `read_blocks` judges blocks.
+def describe_wrong_fields(operator: Any, templates: Mapping[_Path, str]) -> str:
+    """What to say of the first template that became nothing (None, its text, or what is empty or blank) or whose
+    one expression became the text of a list. "" where there is none; `read_blocks` judges blocks.
 
     Args:
         templates: their places and texts before they were rendered.
@@ -296,12 +299,17 @@ def describe_empty_fields(operator: Any, templates: Mapping[_Path, str]) -> str:
             value = value[place]
         is_blank = isinstance(value, str) and value.strip() in ("", "None")
         is_empty = isinstance(value, Collection) and not value
-        if "blocks" not in path and (value is None or is_blank or is_empty):
-            field = ".".join(map(str, path))
-            return (
-                f"InvalidInput: {field} is {value!r:.40} in this run, rendered from {template[:80]!r}; correct the "
-                f"template, or leave {field} out"
-            )
+        if "blocks" in path:
+            continue
+        field = ".".join(map(str, path))
+        start = (
+            f"InvalidInput: {field} is {value!r:.40} in this run, rendered from {template[:80]!r}"
+        )
+        if value is None or is_blank or is_empty:
+            return f"{start}; correct the template, or leave {field} out"
+        is_expression = re.fullmatch(r"\s*\{\{.*\}\}\s*", template, re.DOTALL)
+        if is_expression and isinstance(value, str) and is_collection_text(value):
+            return f"{start}: {LIST_AS_TEXT}"
     return ""
 
 

@@ -6,7 +6,9 @@ Every DAG file imports this module, so it imports no engine: see `tests/airflow/
 
 from __future__ import annotations
 
+import ast
 import functools
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
@@ -119,6 +121,11 @@ class NotGiven(Enum):
 
 
 NOT_GIVEN: Final = NotGiven.NOT_GIVEN
+#: What to do where a template made a text of a list.
+LIST_AS_TEXT = (
+    "a template makes one text of a list; pass a task's result itself, or set render_template_as_native_obj=True "
+    "in the DAG"
+)
 #: What an operator's ``blocks`` may be.
 Blocks = Sequence[str] | str | NotGiven
 
@@ -127,8 +134,8 @@ def read_blocks(blocks: Any) -> tuple[str, ...]:
     """The blocks that an argument names: one, or those of a list. Scalars become texts.
 
     Raises:
-        InvalidInput: it names none, such as a template that renders to ``""``, ``None`` or ``[]``:
-            other blocks than the run's would be charged.
+        InvalidInput: it names none, such as a template that renders to ``""``, ``None`` or ``[]``, or it is the
+            text of a list: other blocks than the run's would be charged.
     """
     from dpflow.engine.releases.request import block_text
 
@@ -138,6 +145,10 @@ def read_blocks(blocks: Any) -> tuple[str, ...]:
         texts = tuple(block_text(name).strip() for name in names)
     except ValueError:
         texts = ()
+    if any(map(is_collection_text, texts)):
+        raise InvalidInput(
+            f"blocks is {str(blocks)[:80]!r} in this run, which names no block: {LIST_AS_TEXT}"
+        )
     # A template makes the text None of a variable without a value.
     if not texts or not all(texts) or "None" in texts:
         raise InvalidInput(
@@ -145,6 +156,22 @@ def read_blocks(blocks: Any) -> tuple[str, ...]:
             f"blocks out"
         )
     return texts
+
+
+def is_collection_text(text: str) -> bool:
+    """Whether a text is what a template makes of a list, tuple, set, mapping or iterator."""
+    text = text.strip()
+    if re.fullmatch(r"\[.*\]|\{.*\}|<.* object at 0x\w+>", text, re.DOTALL):
+        return True
+    try:
+        node = ast.parse(text, mode="eval").body
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return False
+    collections = ast.List | ast.Tuple | ast.Set | ast.Dict
+    # Such as set(), dict_keys(['a']) and a sequence of mapped tasks' results.
+    if isinstance(node, ast.Call):
+        return not node.keywords and all(isinstance(one, collections) for one in node.args)
+    return text.startswith("(") and isinstance(node, ast.Tuple)
 
 
 def read_switch(name: str, value: Any) -> bool:

@@ -76,6 +76,58 @@ def test_blocks_that_render_to_nothing_end_the_task(
     assert len(list(Ledger(tiny.ledger).history())) == entries
 
 
+#: What a template that names a list becomes, where the DAG does not render to objects.
+LISTS = ([], ["2026-W01", "2026-W02"], ("2026-W01",), (dt.date(2020, 1, 1), "b"), (), {"2026-W01"}, set(),
+         {"w": 1}, {"w": 1}.keys(), iter(["w"]))  # fmt: skip
+
+
+@pytest.mark.parametrize("value", LISTS, ids=str)
+def test_a_list_that_a_template_made_a_text_is_no_block(tiny: Tiny, value: Any) -> None:
+    """A list of two weeks was one block, that no row has: charged, and published as empty."""
+    from airflow_names import AirflowFailException
+
+    entries = len(list(Ledger(tiny.ledger).history()))
+    for blocks in ("{{ weeks }}", ["{{ weeks }}", "b"]):
+        for operator in make_operators(blocks):
+            with pytest.raises(
+                AirflowFailException, match="which names no block: a template makes one text"
+            ):
+                render(operator, False, weeks=value).execute(context(tiny))
+    assert len(list(Ledger(tiny.ledger).history())) == entries
+
+
+@pytest.mark.parametrize(
+    "block", ["(unknown)", "2026-W01", "Oslo, Rome", "a[1]", "week (3)", "x)", "'a'"]
+)
+def test_texts_that_are_no_lists_stay_blocks(block: str) -> None:
+    for operator in make_operators("{{ block }}"):
+        assert list(render(operator, False, block=block).list_blocks()) == [block]
+
+
+def test_a_list_that_a_template_made_a_text_is_no_parameter(tiny: Tiny) -> None:
+    """A query's parameter was compared with the text of the list, and the answer charged."""
+    from airflow_names import AirflowFailException
+
+    from dpflow import airflow
+
+    sql = "-- dp: epsilon=0.1, scope=visits\nSELECT count(*) FROM visits WHERE day = '2020-01-01' AND city = $city"
+    for value, fails in (("Oslo", False), ("(Oslo, or Rome)", False), (["Oslo"], True), ((), True)):
+        query = airflow.SqlReleaseOperator(
+            task_id="t", sql=sql, tables=["visits.yml"], parameters={"city": "{{ city }}"}
+        )
+        release = airflow.ReleaseOperator(
+            task_id="t", release=make_release(where="{{ city }}", params={"epsilon": "{{ '1' }}"})
+        )
+        for operator in (query, release):
+            if fails:
+                with pytest.raises(
+                    AirflowFailException, match="a template makes one text of a list"
+                ):
+                    render(operator, False, city=value)
+            else:
+                render(operator, False, city=value)
+
+
 def test_an_instance_that_is_mapped_over_nothing_ends(tiny: Tiny) -> None:
     """``expand(blocks=[None])`` makes an operator whose blocks are None, and are given."""
     from airflow_names import AirflowFailException
