@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+from airflow.timetables import trigger
+from airflow.timetables.base import TimeRestriction
 from airflow_runs import run_dag
 
 from dpflow.airflow.dag_jobs import read_dags
@@ -78,3 +83,20 @@ def test_airflows_own_features_work_with_our_tasks(tiny: Tiny, airflow_database:
     assert sorted(noted) == ["bad", "both", "check", "counted", "each", "each"]
     assert "what 'both' will spend is unknown: its function says" in "".join(output)
     assert "dpflow-privacy" in output[0]
+
+
+@pytest.mark.skipif(not hasattr(trigger, "CronPartitionTimetable"), reason="before Airflow 3.3")
+def test_a_partition_of_the_pages_is_a_day_that_has_ended() -> None:
+    """Its run at three in the morning loaded the day that had begun, and its release paid for three hours of rows."""
+    pattern = r'CronPartitionTimetable\("([^"]+)", timezone="UTC"(?:, run_offset=(-?\d+))?\)'
+    root = Path(__file__).parents[2]
+    for place in ("docs/how-to/chain-dags.md", "tests/integration/walk/test_engineer.py"):
+        ((cron, offset),) = re.findall(pattern, (root / place).read_text())
+        timetable = trigger.CronPartitionTimetable(
+            cron, timezone="UTC", run_offset=int(offset) if offset else None
+        )
+        since = TimeRestriction(dt.datetime(2026, 1, 1, tzinfo=dt.UTC), None, catchup=True)
+        run = timetable.next_dagrun_info_v2(last_dagrun_info=None, restriction=since)
+        assert run is not None and run.partition_key is not None and run.run_after is not None
+        yesterday = run.run_after.date() - dt.timedelta(days=1)
+        assert run.partition_key[:10] == yesterday.isoformat()

@@ -94,7 +94,7 @@ except ImportError:  # before Airflow 3.3
     pass
 else:
     PARTITION = "{{ dag_run.partition_key[:10] }}"
-    nightly = CronPartitionTimetable("0 3 * * *", timezone="UTC")
+    nightly = CronPartitionTimetable("0 3 * * *", timezone="UTC", run_offset=-1)
     with DAG("load_by_day", schedule=nightly, start_date=datetime(2026, 1, 1), end_date=datetime(2026, 1, 31),
              catchup=False, max_active_runs=1, default_args=RETRIES):
         LoadOperator(
