@@ -8,8 +8,12 @@ from typing import Any
 import duckdb
 import yaml
 
+from dpflow.engine.releases.execute import release
+from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.ledger import Ledger
 from dpflow.quality import Contract, ContractOutcome, parse_contract, run_contract
+from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 SECRET = "N5EKRET"
@@ -87,3 +91,35 @@ def verdicts(outcome: ContractOutcome) -> dict[str, str]:
 def watch(world: World, *blocks: str, **fields: Any) -> ContractOutcome:
     content = {"mode": "watch", "epsilon": "40", "period": "month"} | fields
     return world.run(*blocks, **content)
+
+
+def declare_profiled(folder: Path) -> World:
+    """Of 5,500 rows 500 are one plane's, all late, in a table whose declaration cuts none."""
+    world = World(folder)
+    redeclare(world, contribution_bounds={"rows": 500}, max_contributions={"rows": 500})
+    with duckdb.connect(str(world.database)) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE flights AS SELECT 'p' || least(i, 5000) AS plane, DATE '2020-01-01' AS day, "
+            "CASE WHEN i >= 5000 THEN 100 ELSE 0 END AS delay, CASE WHEN i >= 5000 THEN 'UA' ELSE 'AA' END AS carrier "
+            "FROM range(5500) r(i)"
+        )
+    return world
+
+
+def redeclare(world: World, column: str = "", **changes: Any) -> None:
+    """What its owner changes in the declaration, or in a column's; None takes a field away."""
+    file = world.folder / "flights.yml"
+    content = yaml.safe_load(file.read_text())
+    part = content["columns"].setdefault(column, {}) if column else content
+    part |= changes
+    file.write_text(yaml.safe_dump(content))
+
+
+def release_named(world: World, name: str, mechanism: str, **params: Any) -> None:
+    registry = Registry.load()
+    bounds, where = params.pop("contribution_bounds", None), params.pop("where", None)
+    asked = ReleaseRequest(
+        name=name, mechanism=mechanism, table=world.folder / "flights.yml", scope="flights",
+        blocks=(DAY,), params=params, contribution_bounds=bounds, where=where,
+    )  # fmt: skip
+    release(make_plan(asked, registry, world.ledger), world.ledger, registry)

@@ -16,7 +16,7 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -152,7 +152,11 @@ def _read_task(
         if field == "sql":
             make = _query_maker(dag, operator, arguments, folder, filters)
         else:
-            maker = _contract_maker if field == "contract" else _request_maker
+            maker = (
+                functools.partial(_contract_maker, filters.ledger)
+                if field == "contract"
+                else _request_maker
+            )
             make = maker(dag, operator, arguments.get(field), arguments, folder, files)
         makers.append((make, map_index))
 
@@ -335,6 +339,7 @@ def _request_maker(
 
 
 def _contract_maker(
+    ledger: Ledger | None,
     dag: Any,
     operator: Any,
     contract: Any,
@@ -342,16 +347,20 @@ def _contract_maker(
     folder: Path,
     files: set[Path],
 ) -> Callable[[Context], list[PlannedRelease]]:
-    """As `_request_maker`, for a data contract: what its mode charges in a run."""
+    """As `_request_maker`, for a data contract: what its mode charges in a run.
+
+    Args:
+        ledger: says which sessions alarms have closed.
+    """
     from dpflow.quality.contract_file import load_contract, parse_contract
-    from dpflow.quality.contract_run import list_requests
-    from dpflow.quality.watch import request_session
+    from dpflow.quality.contract_run import list_requests, session_lister
 
     environment = dag.get_template_env()
     fill_contract, _ = _template_filler(contract, environment, operator)
     fill_blocks = _blocks_filler(arguments, environment, operator)
     # One request object for all runs that ask for the same: the forecast plans each object once.
     requests: dict[str, list[ReleaseRequest]] = {}
+    listers: dict[str, Callable[[Sequence[str]], list[ReleaseRequest]]] = {}
 
     def make_requests(context: Context) -> list[PlannedRelease]:
         filled, blocks = fill_contract(context), fill_blocks(context) or ()
@@ -364,9 +373,11 @@ def _contract_maker(
             else:
                 return []
         if read.mode == "watch":
-            asked = request_session(read, blocks)
-            (session,) = requests.setdefault(f"{asked!r}", [asked])
-            return [PlannedRelease(session, session.blocks)]
+            name = f"{read!r}"
+            if name not in listers:
+                listers[name] = session_lister(read, ledger)
+            sessions = [requests.setdefault(f"{one!r}", [one])[0] for one in listers[name](blocks)]
+            return [PlannedRelease(session, session.blocks) for session in sessions]
         if read.mode != "metered":
             return []
         listed = requests.setdefault(

@@ -5,11 +5,11 @@ record the outcome.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases.execute import has_hard_links, name_rows, release_all
@@ -28,8 +28,14 @@ from dpflow.quality.decidability import weigh_checks
 from dpflow.quality.expectations import judged_columns
 from dpflow.quality.registered_suite import check_suite
 from dpflow.quality.validate import check
-from dpflow.quality.verdicts import CheckOutcome, all_pass, judge_checks, judge_drift
-from dpflow.quality.watch import Watch
+from dpflow.quality.verdicts import (
+    CheckOutcome,
+    all_pass,
+    judge_checks,
+    judge_drift,
+    shares_of,
+)
+from dpflow.quality.watch import Watch, request_session
 from dpflow.registry import Registry
 
 #: Which run a paid release belongs to: of its plan and its place among those of the run.
@@ -194,7 +200,7 @@ def run_contract(
             outcomes, paid = _pay_checks(contract, blocks, ledger, registry, identify, principal)
             receipts = [receipt.to_json() for receipt in paid]
         else:
-            references = {one.name: find_reference(ledger, contract, one) for one in contract.drift}
+            references = find_references(contract, blocks, ledger, registry)
             watch = Watch(contract, table, ledger, registry, references, principal)
             outcomes = watch.ask_checks(blocks)
             receipts = watch.receipts
@@ -275,10 +281,13 @@ def list_requests(
             "delta": str(contract.delta),
         }
         asked.append((_request(contract, "check_rows", params, blocks), None))
-    for drift in contract.drift:
-        params = {"by": drift.column, "epsilon": str(drift.epsilon)}
-        asked.append((_request(contract, "histogram", params, blocks, drift.name), drift))
-    return asked
+    return asked + [(_request_drift(contract, drift, blocks), drift) for drift in contract.drift]
+
+
+def _request_drift(contract: Contract, drift: DriftCheck, blocks: Sequence[str]) -> ReleaseRequest:
+    """The histogram that a drift check is decided by where it is metered."""
+    params = {"by": drift.column, "epsilon": str(drift.epsilon or 1)}
+    return _request(contract, "histogram", params, blocks, drift.name)
 
 
 def _request(
@@ -311,7 +320,7 @@ def _pay_checks(
     """Charge all of a metered contract in one transaction, or nothing; then decide its checks."""
     planned = plan_contract(contract, blocks, registry, ledger)
     # Looked up before anything is paid: a reference that is missing costs nothing.
-    references = {d.name: find_reference(ledger, contract, d) for _, d in planned if d is not None}
+    references = {d.name: find_reference(ledger, d, plan) for plan, d in planned if d is not None}
     runs = [
         identify(plan, n) if identify else RunIdentity.of_request(plan.request, principal)
         for n, (plan, _) in enumerate(planned)
@@ -329,31 +338,68 @@ def _pay_checks(
     return outcomes, receipts
 
 
-def _require_same_cut(contract: Contract, drift: DriftCheck, request: Mapping[str, Any]) -> None:
-    """Shares of rows that were cut differently differ though the rows are the same."""
-    table, asked = contract.load_declaration(), request.get("contribution_bounds")
-    declared = table.bounds_for(drift.column)
-    own = declared
-    if asked is not None:
-        requested = RequestedBounds.model_validate(asked)
-        own = table.with_bounds(drift.column, requested).bounds_for(drift.column)
-    if own != declared or "chosen_bounds" in request:
-        raise PlanRefused(
-            f"check {drift.name!r} compares with {drift.reference!r}, which cut each {table.privacy_unit.column}'s rows otherwise "
-            f"than a contract does; release it under another name with the declared contribution_bounds in its file"
+def find_references(
+    contract: Contract, blocks: Sequence[str], ledger: Ledger, registry: Registry
+) -> dict[str, Result]:
+    """The releases that a watch's drift is measured from, by check. Raises as `find_reference`."""
+    return {
+        one.name: find_reference(
+            ledger, one, make_plan(_request_drift(contract, one, blocks), registry)
         )
+        for one in contract.drift
+    }
 
 
-def find_reference(ledger: Ledger, contract: Contract, drift: DriftCheck) -> Result:
+def session_lister(
+    contract: Contract, ledger: Ledger | None
+) -> Callable[[Sequence[str]], list[ReleaseRequest]]:
+    """A function from a run's blocks to the sessions that a watch would ask: of their period, and those that its alarms
+    made necessary. Without a ledger, or a reference yet, the first one.
+    """
+    if ledger is None:
+        return lambda blocks: [request_session(contract, blocks)]
+    table, registry = contract.load_declaration(), Registry.load()
+    any_block = ("any",) if table.protects == "unit-block" else ()
+    references = None
+    with suppress(PlanRefused):
+        references = find_references(contract, any_block, ledger, registry)
+    watch = Watch(contract, table, ledger, registry, references)
+    return lambda blocks: [plan.request for plan in watch.plan_sessions(blocks)]
+
+
+def find_reference(ledger: Ledger, drift: DriftCheck, plan: Plan) -> Result:
     """The released counts that a drift check compares with: the first settled release of that name.
 
-    Raises `PlanRefused` where there is none, or one of rows that were cut otherwise.
+    Args:
+        plan: the histogram of the check, which a metered contract pays for.
+
+    Raises:
+        PlanRefused: there is none, or one of other counts, or of rows that were chosen or cut otherwise.
     """
-    for record in ledger.releases_by_name(contract.scope, drift.reference):
-        if record.settled and record.result is not None:
-            _require_same_cut(contract, drift, record.request)
-            return Result.from_json(record.result)
+    scope, unit = plan.request.scope, plan.table.privacy_unit.column
+    remedy = f"release a histogram by {drift.column}"
+    for record in ledger.releases_by_name(scope, drift.reference):
+        if not record.settled or record.result is None:
+            continue
+        result = Result.from_json(record.result)
+        keys = {row.key for row in result.rows}
+        is_by_column = record.request["params"].get("by") == drift.column
+        if (
+            not is_by_column
+            or shares_of(result) is None
+            or keys != set(plan.table.public_keys(drift.column))
+        ):
+            raise PlanRefused(
+                f"check {drift.name!r} compares with {drift.reference!r}, which has no counts of the keys that {drift.column!r} "
+                f"declares now; {remedy} under another name, and compare with that"
+            )
+        # Shares of rows that were chosen or cut differently differ though the rows are the same.
+        if not plan.measures_same_rows(record.request):
+            raise PlanRefused(
+                f"check {drift.name!r} compares with {drift.reference!r}, which chose its rows, or cut each {unit}'s rows, otherwise "
+                f"than a contract does now; {remedy} of all rows under another name, with the bounds that are declared now"
+            )
+        return result
     raise PlanRefused(
-        f"check {drift.name!r} compares with {drift.reference!r}, and scope {contract.scope!r} has no settled release "
-        f"of that name; release a histogram by {drift.column} first"
+        f"check {drift.name!r} compares with {drift.reference!r}, and scope {scope!r} has no settled release of that name; {remedy} first"
     )

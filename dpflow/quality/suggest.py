@@ -8,7 +8,7 @@ from them is free. A bound from few runs is a guess about the next ones.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -59,29 +59,45 @@ def suggest_bounds(contract: Contract, ledger: Ledger, registry: Registry) -> li
     # Which blocks makes no difference to the noise.
     table = contract.load_declaration()
     blocks = ("any",) if table.protects == "unit-block" else ()
-    plan = plan_contract(contract, blocks, registry, ledger)[0][0]
-    history = _read_history(contract, ledger)
+
+    def plan_checks(*checks: RowCheck) -> Plan:
+        asked = contract.model_copy(update={"checks": checks, "drift": ()})
+        return plan_contract(asked, blocks, registry, ledger)[0][0]
+
+    plan, alone = (
+        plan_checks(*contract.checks),
+        [(one, plan_checks(one)) for one in contract.checks],
+    )
+    history = _read_history(alone, ledger)
     return [
         _suggest_bound(check, contract, plan, history.get(check.name, []))
         for check in contract.checks
     ]
 
 
-def _read_history(contract: Contract, ledger: Ledger) -> dict[str, list[Mapping[str, int]]]:
-    """Released moments of every former run, by the check that they tell of."""
-    wanted = {one.name: _identify(one) for one in contract.checks}
-    table, history = contract.load_declaration().name, dict[str, list[Mapping[str, int]]]()
-    for record in ledger.releases(contract.scope):
-        asked = record.request
-        if asked.get("mechanism") != "check_rows" or asked.get("table") != table:
-            continue
-        if not record.settled or record.result is None:
+def _read_history(
+    checks: Sequence[tuple[RowCheck, Plan]], ledger: Ledger
+) -> dict[str, list[Mapping[str, int]]]:
+    """Released moments of every former run, by the check that they tell of.
+
+    Args:
+        checks: each with a plan of it alone: moments of rows that were declared otherwise tell nothing.
+    """
+    history = dict[str, list[Mapping[str, int]]]()
+    for record in ledger.releases(checks[0][1].request.scope):
+        request = record.request
+        if request.get("mechanism") != "check_rows" or not record.settled or record.result is None:
             continue
         rows = Result.from_json(record.result).rows
         numbers = {row.measure: row.value for row in rows if isinstance(row.value, int)}
-        for one in asked["params"]["checks"]:
-            check = RowCheck.model_validate({k: v for k, v in one.items() if v is not None})
-            if wanted.get(check.name) == _identify(check):
+        stored = request["params"]["checks"]
+        former = [
+            RowCheck.model_validate({k: v for k, v in one.items() if v is not None})
+            for one in stored
+        ]
+        measured = {check.name: _identify(check) for check in former}
+        for check, plan in checks:
+            if measured.get(check.name) == _identify(check) and plan.measures_same_rows(request):
                 history.setdefault(check.name, []).append(numbers)
     return history
 
@@ -102,7 +118,9 @@ def _suggest_bound(
     wanted = {moment_label(m) for m in make_excess(check, release.query).coefficients}
     history = [numbers for numbers in history if wanted <= numbers.keys()]
     if not history:
-        return Suggestion(check, None, 0, "no former run released its numbers")
+        return Suggestion(
+            check, None, 0, "no former run released its numbers under the present declaration"
+        )
     lower = check.at_least is not None
     field = "at_least" if lower else "at_most"
 

@@ -141,7 +141,7 @@ def judge_drift(
     undecided = CheckOutcome(check.name, "drift", summary, "undecided")
     mechanism = plan.mechanism
     assert isinstance(mechanism, MeasureMechanism)
-    shares, former = _shares(result), _shares(reference)
+    shares, former = shares_of(result), shares_of(reference)
     if shares is None or former is None or set(shares) - set(former):
         return undecided
     release, _ = mechanism.choose_release(plan.params, plan.table)
@@ -158,7 +158,7 @@ def judge_drift(
     )
 
 
-def _shares(result: Result) -> dict[str, float] | None:
+def shares_of(result: Result) -> dict[str, float] | None:
     """Each key's share of released counts; None where there are none."""
     counts = {
         row.key: row.value

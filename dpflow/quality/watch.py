@@ -25,6 +25,7 @@ from typing import Any, TypeAlias
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.results import Result
 from dpflow.core.toolbox.row_checks import RowCheck, match_keys
 from dpflow.engine.releases.make_plan import make_plan
@@ -32,8 +33,10 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session import Session
+from dpflow.engine.sessions.session_charge import name_query
 from dpflow.errors import BudgetExceeded, PlanRefused, SessionClosed
 from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import AnswerRecord
 from dpflow.mechanisms.watch_rows import (
     FAILURE,
     WatchRowsParams,
@@ -186,7 +189,7 @@ class Watch:
         table: Table,
         ledger: Ledger,
         registry: Registry,
-        references: Mapping[str, Result] = MappingProxyType({}),
+        references: References = MappingProxyType({}),
         principal: str | None = None,
     ) -> None:
         self._contract, self._table, self._references = contract, table, references
@@ -194,6 +197,7 @@ class Watch:
         self._principal = principal
         self.receipts: list[dict[str, Any]] = []
         self._sessions: dict[tuple[Any, ...], Session] = {}
+        self._plans: dict[tuple[Any, ...], Plan] = {}
         self._why_not = ""
 
     def ask_checks(self, blocks: Sequence[str]) -> list[CheckOutcome]:
@@ -213,6 +217,66 @@ class Watch:
             )
             outcomes.append(self._tell(drift.name, "drift", summary, verdict))
         return outcomes
+
+    def plan_sessions(self, blocks: Sequence[str]) -> list[Plan]:
+        """The sessions that `ask_checks` would ask of these blocks, as far as the ledger tells: those that were charged
+        before, and those that it would open. Reads no row, and cannot know alarms to come.
+        """
+        drift = list_drift_checks(self._contract, self._references).values()
+        plans = dict[tuple[str, int], Plan]()
+        for checks in [*((check,) for check in self._contract.checks), *drift]:
+            for block in blocks or ("",):
+                for check in checks:
+                    plan, verdict = self._foresee(check.name, block, blocks)
+                    if plan is not None:
+                        plans[plan.digest, plan.request.revision] = plan
+                    if verdict not in (None, *VERDICTS):
+                        # The rows could not be read: nothing more is asked.
+                        return list(plans.values())
+                    if verdict == "alarm":
+                        break
+        return list(plans.values())
+
+    def _foresee(
+        self, check: str, block: str, blocks: Sequence[str]
+    ) -> tuple[Plan | None, str | None]:
+        """The session that `_ask` would ask, and the answer that it has stored."""
+        own, first, number = self._own_blocks(block, blocks), "", 1
+        while not block or self._contract.period == "run" or block >= first:
+            plan = self._plan(own, first, number)
+            record = self._ledger.find(RunIdentity.of_request(plan.request).key(plan))
+            if record is None:
+                return plan, None
+            mechanism = plan.mechanism
+            assert isinstance(mechanism, InteractiveMechanism)
+            name = name_query(
+                record.release_id, mechanism.Query.model_validate(_question(check, block))
+            )
+            answers = self._ledger.answers(record.release_id)
+            stored = next((one.answer for one in answers if one.query == name), None)
+            if stored is not None or record.state != "closed":
+                return plan, None if stored is None else str(stored["verdict"])
+            first, number = self._first_after(answers, first), number + 1
+        return None, None
+
+    def _own_blocks(self, block: str, blocks: Sequence[str]) -> Sequence[str]:
+        """The blocks of a run whose period a session belongs to, where one of them is asked about."""
+        return blocks if self._contract.period == "run" else ([block] if block else [])
+
+    def _first_after(self, answers: Sequence[AnswerRecord], first: str) -> str:
+        """The first block of the session that follows a closed one with these answers."""
+        alarms = [
+            str(one.answer["block"]) for one in answers if one.answer.get("verdict") == "alarm"
+        ]
+        return "" if self._contract.period == "run" else max([first, *alarms[-1:]])
+
+    def _plan(self, blocks: Sequence[str], first: str, number: int) -> Plan:
+        name = tuple(session_blocks(self._contract, blocks, first)), number
+        if name not in self._plans:
+            self._plans[name] = plan_session(
+                self._contract, blocks, self._registry, self._references, first=first, number=number
+            )
+        return self._plans[name]
 
     def _tell(self, name: str, kind: str, summary: str, verdict: Verdict) -> CheckOutcome:
         why = (self._why_not or TOO_LATE) if verdict == "undecided" else None
@@ -236,13 +300,11 @@ class Watch:
         """One question, in the first session of its period that answers it."""
         if self._why_not:
             return "undecided"
-        run = self._contract.period == "run"
-        first, number = "", 1
+        own, first, number = self._own_blocks(block, blocks), "", 1
         while True:
             # A block before the last alarm, asked too late: the session that named it is closed.
-            if block and not run and block < first:
+            if block and self._contract.period != "run" and block < first:
                 return "undecided"
-            own = blocks if run else ([block] if block else [])
             try:
                 session = self._open_session(own, first, number)
             except BudgetExceeded as error:
@@ -251,13 +313,11 @@ class Watch:
                     raise
                 self._why_not = f"after an alarm another session asks the rest, and {error}"
                 return "undecided"
-            question = {"check": check} | ({"block": block} if block else {})
             try:
-                answer = session.ask(question)
+                answer = session.ask(_question(check, block))
             except SessionClosed:
-                answers = [dict(one.answer) for one in self._ledger.answers(session.id)]
-                alarms = [one["block"] for one in answers if one.get("verdict") == "alarm"]
-                first, number = max([first, *alarms[-1:]]) if not run else "", number + 1
+                first = self._first_after(self._ledger.answers(session.id), first)
+                number += 1
                 continue
             self._note_session(session)
             if answer["verdict"] not in VERDICTS:
@@ -268,9 +328,7 @@ class Watch:
         """Charge a session whole, or go on with it."""
         name = tuple(session_blocks(self._contract, blocks, first)), number
         if name not in self._sessions:
-            plan = plan_session(
-                self._contract, blocks, self._registry, self._references, first=first, number=number
-            )
+            plan = self._plan(blocks, first, number)
             identity = RunIdentity.of_request(plan.request, self._principal)
             self._sessions[name] = Session.open(
                 plan, self._ledger, self._registry, run_identity=identity
@@ -290,6 +348,10 @@ class Watch:
         }
         if receipt not in self.receipts:
             self.receipts.append(receipt)
+
+
+def _question(check: str, block: str) -> dict[str, str]:
+    return {"check": check} | ({"block": block} if block else {})
 
 
 @dataclass(frozen=True)

@@ -12,15 +12,21 @@ import duckdb
 import numpy as np
 import pytest
 import yaml
-from contract_world import CHECKS, DAY, SECRET, World, verdicts, watch
+from contract_world import (
+    CHECKS,
+    DAY,
+    SECRET,
+    World,
+    declare_profiled,
+    release_named,
+    verdicts,
+    watch,
+)
 from typer.testing import CliRunner
 
 from dpflow.cli import data_contract
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
-from dpflow.engine.releases.execute import release
-from dpflow.engine.releases.make_plan import make_plan
-from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.errors import (
     BudgetExceeded,
     ContractViolated,
@@ -236,7 +242,7 @@ def test_nothing_is_suggested_without_history(
 ) -> None:
     found = suggest_bounds(world.contract(), world.ledger, REGISTRY)
     assert {(one.bound, one.remark) for one in found} == {
-        (None, "no former run released its numbers")
+        (None, "no former run released its numbers under the present declaration")
     }
     # A run that answered none is no history.
     world.run(DAY)
@@ -253,33 +259,13 @@ def test_nothing_is_suggested_without_history(
 
 @pytest.fixture
 def profiled(tmp_path: Path) -> World:
-    """Of 5,500 rows 500 are one plane's, all late, in a table whose declaration cuts none; and a profile of it."""
-    world = World(tmp_path)
-    declared = yaml.safe_load((tmp_path / "flights.yml").read_text())
-    declared |= {"contribution_bounds": {"rows": 500}, "max_contributions": {"rows": 500}}
-    (tmp_path / "flights.yml").write_text(yaml.safe_dump(declared))
-    with duckdb.connect(str(world.database)) as connection:
-        connection.execute(
-            "CREATE OR REPLACE TABLE flights AS SELECT 'p' || least(i, 5000) AS plane, DATE '2020-01-01' AS day, "
-            "CASE WHEN i >= 5000 THEN 100 ELSE 0 END AS delay, CASE WHEN i >= 5000 THEN 'UA' ELSE 'AA' END AS carrier "
-            "FROM range(5500) r(i)"
-        )
-    return world
+    return declare_profiled(tmp_path)
 
 
 def release_profile(world: World) -> None:
     release_named(
         world, "contributions of flights", "contributions", groupings=["carrier"], epsilon="10"
     )
-
-
-def release_named(world: World, name: str, mechanism: str, **params: Any) -> None:
-    bounds = params.pop("contribution_bounds", None)
-    asked = ReleaseRequest(
-        name=name, mechanism=mechanism, table=world.folder / "flights.yml", scope="flights",
-        blocks=(DAY,), params=params, contribution_bounds=bounds,
-    )  # fmt: skip
-    release(make_plan(asked, REGISTRY, world.ledger), world.ledger, REGISTRY)
 
 
 LATE = [{"name": "late", "check": "violations", "condition": "delay > 30", "at_most": "0.05"}]
@@ -307,7 +293,7 @@ def test_drift_compares_rows_that_are_cut_alike(profiled: World) -> None:
     release_profile(profiled)
     drift = [{"name": "mix", "column": "carrier", "at_most": "0.05", "epsilon": "5"}]
     release_named(profiled, "chosen", "histogram", by="carrier", epsilon="0.02")
-    with pytest.raises(PlanRefused, match="cut each plane's rows otherwise"):
+    with pytest.raises(PlanRefused, match="cut each plane's rows, otherwise"):
         profiled.run(checks=None, epsilon=None, drift=[drift[0] | {"reference": "chosen"}])
     release_named(
         profiled,

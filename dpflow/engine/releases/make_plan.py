@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
+from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Delegation, Mechanism
@@ -121,13 +123,15 @@ def _plan_table(
     request, params, event = _choose_noise(request, mechanism, params, table, filters)
     _require_guarantee(event, mechanism, table)
     # A session may be asked about any column, so it depends on all of them.
-    error_bound, table_form = None, table.stored_form()
+    error_bound, table_form, declared = None, table.stored_form(), dict[str, Any]()
     if isinstance(mechanism, Mechanism):
         error_bound = mechanism.error_bound(params, table)
         data_request = mechanism.data_request(params, table)
         _require_whole_table(data_request, request, table)
         _require_one_block(mechanism, params, request, table)
         table_form = _used_form(table, params, request.where, data_request)
+        bounds = table.bounds_for(by if by in table.columns else None)
+        declared = _digest_declaration(table_form, bounds)
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -139,8 +143,9 @@ def _plan_table(
     }
     digests = digest(content), digest([content, mechanism.version])
     plan = Plan(
-        request, table, mechanism, params, event, error_bound, *digests, key_share=key_share
-    )
+        request, table, mechanism, params, event, error_bound, *digests, key_share=key_share,
+        declared=declared,
+    )  # fmt: skip
     if is_supposed:
         return plan
     # The certificate is about who draws, not about who delegates.
@@ -262,6 +267,22 @@ def _used_form(
         or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
     }
     return form
+
+
+def _digest_declaration(form: Mapping[str, Any], bounds: GroupBounds) -> dict[str, Any]:
+    """What a plan depends on of the declaration, as `Plan.declared` has it."""
+    rest = {
+        name: value
+        for name, value in form.items()
+        if name not in ("columns", "contribution_bounds")
+    }
+    # Limits of columns, too, are in the bounds.
+    limits = ("groups", "rows_per_group")
+    columns = {
+        name: digest({field: value for field, value in column.items() if field not in limits})[:16]
+        for name, column in form["columns"].items()
+    }
+    return {"bounds": list(bounds), "rows": digest(rest)[:16], "columns": columns}
 
 
 def _require_whole_table(data_request: DataRequest, request: ReleaseRequest, table: Table) -> None:

@@ -139,6 +139,8 @@ class Plan:
         version_independent_digest: digest of everything but the mechanism's version. Of the
             declaration it holds what the plan depends on (`dpflow.engine.releases.make_plan.make_plan`).
         digest: the same with the mechanism's version; part of the exactly-once key.
+        declared: what it depends on of the declaration: ``bounds`` of contributions, and digests of what
+            chooses ``rows`` and of each of the ``columns`` that it uses (`measures_same_rows`); empty for a session.
         chosen: the contribution bounds that a profile chose. Digests do not depend on them.
         key_share: of the grouping's public keys the share that the condition may leave a row; the table has no others.
         question: the plan with the declared bounds; None where none were chosen.
@@ -154,6 +156,7 @@ class Plan:
     error_bound: ErrorBound | None = field(compare=False)
     version_independent_digest: str
     digest: str
+    declared: dict[str, Any] = field(default_factory=dict, compare=False)
     chosen: ChosenBounds | None = field(default=None, compare=False)
     key_share: float = field(default=1.0, compare=False)
     question: Plan | None = field(default=None, compare=False)
@@ -425,6 +428,18 @@ class Plan:
             return str(self.mechanism.note(self.params, self.table))
         return ""
 
+    def measures_same_rows(self, request: Mapping[str, Any]) -> bool:
+        """Whether a charge's public request took rows as this plan does, of whichever blocks: under the same
+        condition, of a table declared alike, each unit's rows cut as is declared. It may use more columns.
+        """
+        stored = request.get("declared", {"columns": {}})
+        return (
+            request.get("where") == self.request.where
+            and not {"chosen_bounds", "own_histogram"} & request.keys()
+            and self.declared["columns"].items() <= stored["columns"].items()
+            and self.declared | {"columns": None} == stored | {"columns": None}
+        )
+
     def ledger_entry(self) -> dict[str, Any]:
         """What the ledger's history keeps of the request; all of it was known before a row was read."""
         sealed = self.table.cached_partials == "sealed"
@@ -455,6 +470,8 @@ class Plan:
                 if (requested := self.request.contribution_bounds)
                 else {}
             ),
+            # Whoever reads the result later sees whether the declaration of then was that of now.
+            **({"declared": dict(self.declared)} if self.declared else {}),
             **({"chosen_bounds": self.chosen.to_json()} if self.chosen else {}),
             **({"own_histogram": self.histogram.to_json()} if self.histogram else {}),
             "epsilon": self.privacy_cost()[0],

@@ -47,7 +47,7 @@ from dpflow.engine.sessions.candidate import (
     load_model,
 )
 from dpflow.engine.sessions.score_readers import ScoreReaders
-from dpflow.engine.sessions.session_charge import charge_session
+from dpflow.engine.sessions.session_charge import charge_session, name_query
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import (
     DpflowError,
@@ -220,9 +220,7 @@ class Session:
         )
 
     def _name_question(self, parsed: Any) -> str:
-        if isinstance(parsed, Plan):
-            return digest([self.id, parsed.digest, parsed.request.revision])
-        return digest([self.id, parsed.model_dump(mode="json")])
+        return name_query(self.id, parsed)
 
     def check_question(self, query: Mapping[str, Any], candidate: Candidate | None = None) -> None:
         """Check a query of `ask` before a session is charged for it; reads no row.

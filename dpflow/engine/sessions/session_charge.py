@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from pydantic import BaseModel
+
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.fail_closed import draw_before_rows
 from dpflow.engine.releases.execute import (
@@ -12,7 +14,7 @@ from dpflow.engine.releases.execute import (
     describe_request,
     require_certified,
 )
-from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.source_check import check_source
 from dpflow.errors import PlanRefused
@@ -75,3 +77,10 @@ def _describe_partition(plan: Plan, groups: int | None) -> str:
     if groups is None:
         return ""
     return f"{groups} groups by {plan.table.privacy_unit.column!r} in scope {plan.request.scope.split('/')[0]!r}"
+
+
+def name_query(session_id: str, query: BaseModel | Plan) -> str:
+    """Under which name a session stores the answer to a query of its mechanism, or a release inside."""
+    if isinstance(query, Plan):
+        return digest([session_id, query.digest, query.request.revision])
+    return digest([session_id, query.model_dump(mode="json")])
