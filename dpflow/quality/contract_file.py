@@ -50,7 +50,8 @@ class DriftCheck(Strict):
     Attributes:
         name: what results call it.
         column: a column with public keys.
-        reference: name of a settled release by this column with counts, in the same scope.
+        reference: name of a settled release in the same scope that counts all rows by this column, as the table is
+            declared now.
         at_most: the total variation distance that is allowed, from 0 to 1. A watch asks of each key
             whether its share moved by more: then the distance is above ``at_most``, too.
         epsilon: the privacy cost of this check, where metered; a watch pays for all checks together.

@@ -2,7 +2,8 @@
 
 A suggested bound is the tightest, to three digits, at which every former run would have been decided
 *kept* at the contract's present price. Released numbers are noisy and paid for, so what is computed
-from them is free. A bound from few runs is a guess about the next ones.
+from them is free. A bound from few runs is a guess about the next ones. Numbers that were released
+under another declaration are left out.
 """
 
 from __future__ import annotations
