@@ -44,6 +44,8 @@ PASSED_AUDIT: dict[str, Any] = {
         "protects": ["unit", "unit-block"],
         "unit column": ["declared", "not"],
         "declared columns": ["0", "100"],
+        "declared groups": ["not"],
+        "declared rows of a group": ["not"],
         "bounded columns": ["0", "100"],
         "all columns: lower": ["-1000", "0"],
         "all columns: upper": ["0", "1000"],

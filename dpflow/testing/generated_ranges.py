@@ -23,7 +23,7 @@ from pydantic import BaseModel
 from dpflow.core.contract.audit_cells import describe_cells, list_settings
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds, MaxContributions
-from dpflow.core.contract.declaration import PrivacyUnit, Table, UnitRows
+from dpflow.core.contract.declaration import PrivacyUnit, RequiredCertificates, Table, UnitRows
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.errors import InvalidInput
 from dpflow.testing.code_constants import Constants, list_constants
@@ -499,7 +499,9 @@ def _vary_declarations() -> Iterator[Change]:
     """What else a declaration may have (`dpflow.core.contract.audit_cells`)."""
 
     def update(**changes: Any) -> Change:
-        return lambda plan: replace(plan, table=plan.table.model_copy(update=changes))
+        # Of what is in no cell the name says that this is another plan.
+        name = str(changes)
+        return lambda plan: replace(plan, table=plan.table.model_copy(update=changes), names=name)
 
     def in_blocks(**changes: Any) -> Change:
         def change(plan: _Plan) -> _Plan:
@@ -509,10 +511,34 @@ def _vary_declarations() -> Iterator[Change]:
 
         return change
 
-    def by_unit(plan: _Plan) -> _Plan:
-        rows = UnitRows(plan.table, None, (), (), ())
-        table = plan.table.by_unit(rows, plan.table.columns, plan.table.contribution_bounds)
-        return replace(plan, table=table)
+    def by_unit(*parts: Any) -> Change:
+        def change(plan: _Plan) -> _Plan:
+            table, rows = plan.table, UnitRows(plan.table, *parts)
+            return replace(
+                plan, table=table.by_unit(rows, table.columns, table.contribution_bounds)
+            )
+
+        return change
+
+    def write(part: Any) -> Any:
+        """The same with every field written."""
+        fields = type(part).model_fields
+        return part.model_copy(update={name: getattr(part, name) for name in fields})
+
+    def write_defaults(plan: _Plan) -> _Plan:
+        columns = {name: write(column) for name, column in plan.table.columns.items()}
+        names = ("privacy_unit", "contribution_bounds")
+        parts = {name: write(getattr(plan.table, name)) for name in names}
+        table = plan.table.model_copy(update={**parts, "columns": columns})
+        return replace(plan, table=write(table), names="written")
+
+    def leave_defaults(plan: _Plan) -> _Plan:
+        written = {
+            name: getattr(plan.table, name)
+            for name, field in Table.model_fields.items()
+            if field.is_required() or getattr(plan.table, name) != field.default
+        }
+        return replace(plan, table=Table.model_validate(written), names="left out")
 
     yield update(privacy_unit=PrivacyUnit(column="user", missing="one-unit"))
     yield update(holdout=True)
@@ -523,7 +549,20 @@ def _vary_declarations() -> Iterator[Change]:
     yield update(trusted_sql=("ranges",))
     yield update(block=None)
     yield update(backend="spark")
+    yield update(require_certified=RequiredCertificates(keys=("key",)))
+    for bounds in (
+        {"rows": 1},
+        {"rows": 3},
+        {"rows": 3, "groups": 2},
+        {"rows": 3, "rows_per_group": 2},
+    ):
+        yield update(contribution_bounds=ContributionBounds(**bounds))
+    yield write_defaults
+    yield leave_defaults
     yield in_blocks()
     yield in_blocks(cached_partials="checked")
     yield in_blocks(cached_partials="sealed")
-    yield by_unit
+    yield in_blocks(cached_partials="sealed", sealed_version=7)
+    yield by_unit(None, (), (), ())
+    yield by_unit("amount > 0", ("today",), (("word", "word"),), ("count(*)",))
+    yield by_unit(None, (), (), tuple(f"sum(amount + {i})" for i in range(16)))

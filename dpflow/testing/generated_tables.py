@@ -313,7 +313,10 @@ def _named_sizes(mechanism: Mechanism[Any]) -> set[int]:
 def describe_sizes(mechanism: Mechanism[Any]) -> str:
     """The sizes of `list_sizes` for people."""
     named = sum(n > ALL_SIZES for n in _named_sizes(mechanism))
-    return f"0 to {ALL_SIZES} equal units, a geometric grid to {MAX_SIZE}, and {named} numbers at constants of the code"
+    return (
+        f"0 to {ALL_SIZES} equal units, a geometric grid to {MAX_SIZE} ({MAX_UNITS} where units are not summed), and {named} "
+        f"numbers at constants of the code"
+    )
 
 
 class EqualUnits:

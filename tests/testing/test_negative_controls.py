@@ -35,6 +35,7 @@ from tests.testing.corpus import (
     Control,
     broken_deltas,
     broken_moves,
+    broken_properties,
     broken_ranges,
     broken_unions,
 )
@@ -48,7 +49,9 @@ HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
 
 
 #: Of these families one of each kind is in every run.
-SAMPLED = (broken_moves.__name__, broken_deltas.__name__, broken_ranges.__name__)
+SAMPLED = tuple(
+    family.__name__ for family in (broken_moves, broken_deltas, broken_ranges, broken_properties)
+)
 #: Of these none is: `test_unions_lose_what_their_mistakes_cost` is quicker.
 SLOW = (broken_unions.__name__,)
 

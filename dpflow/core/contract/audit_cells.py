@@ -2,9 +2,10 @@
 
 A mechanism may read anything public: its parameters, and all that a declaration says, also of columns that no parameter
 names. Each of these is a property here, with its exact value. What is none: names of tables, columns and keys, the text of
-expressions, which numbers limits by period and joins have, who certifies, where rows are stored and which version of them,
-and how many there are, which is private. Of names, audits try texts and lengths that the code has, and some that differ in
-case, spaces or accents.
+expressions, which numbers limits by period have, who certifies, which fields are written though they have their default,
+where rows are stored and which version of them, and how many there are, which is private. Of names, audits try texts and
+lengths that the code has, and some that differ in case, spaces or accents; they try declarations with and without
+certifiers, and with all defaults written and none.
 
 Claim. A certificate covers a plan in two cases only:
 
@@ -41,7 +42,8 @@ LIMITS = ("rows of a unit", "groups of a unit", "rows of a unit in a group")
 RANGES = frozenset(
     {
         *("epsilon", "delta", *LIMITS, "lower", "upper", "step", "missing", "keys", "length"),
-        *("declared columns", "bounded columns", "max rows"),
+        *("declared columns", "bounded columns", "max rows", "declared groups"),
+        *("declared rows of a group", "unit keys", "unit features"),
     }
 )
 
@@ -65,12 +67,19 @@ def describe_cells(table: Table, params: Any) -> Cells:
         "neighbours": {table.neighbours},
         "protects": {table.protects},
         "unit column": {"declared" if table.privacy_unit.column in table.columns else "not"},
-        "declared columns": {str(len(table.columns))},
-        "bounded columns": {str(sum(one.lower is not None for one in table.columns.values()))},
+        "declared groups": {str(table.contribution_bounds.groups or "not")},
+        "declared rows of a group": {str(table.contribution_bounds.rows_per_group or "not")},
     }
-    for name in table.columns:
-        for what, text in _describe_column(table, name):
-            cells.setdefault(f"all columns: {what}", set()).add(text)
+    for one in _list_tables(table):
+        bounded = sum(column.lower is not None for column in one.columns.values())
+        cells.setdefault("declared columns", set()).add(str(len(one.columns)))
+        cells.setdefault("bounded columns", set()).add(str(bounded))
+        for name in one.columns:
+            for what, text in _describe_column(one, name):
+                cells.setdefault(f"all columns: {what}", set()).add(text)
+    if (units := table.unit_rows) is not None:
+        cells["unit keys"] = {str(len(units.keys))}
+        cells["unit features"] = {str(len(units.features))}
     if table.max_contributions is not None:
         cells["max rows"] = {str(table.max_contributions.rows)}
     if declares := {*_list_declared(table)}:
@@ -149,12 +158,19 @@ def list_settings(model: Any) -> dict[str, list[Any]]:
     return {name: listed for name, listed in values.items() if listed}
 
 
+def _list_tables(table: Table) -> Iterator[Table]:
+    """The declaration, and those of the rows that its rows are made of."""
+    yield table
+    while (units := table.unit_rows) is not None:
+        yield (table := units.rows)
+
+
 def _list_declared(table: Table) -> Iterator[str]:
     """What a declaration has beside relation, protection, contribution bounds and columns."""
     if table.privacy_unit.missing != "drop":
         yield f"missing units {table.privacy_unit.missing}"
-    if table.joins:
-        yield "joins"
+    for join in table.joins:
+        yield f"joins {len(table.joins)}, {join.kind} of {join.rows or 'one'} rows"
     if table.holdout:
         yield "holdout"
     if table.generalisation_only:
@@ -172,8 +188,11 @@ def _list_declared(table: Table) -> Iterator[str]:
         yield f"cached_partials {table.cached_partials}"
     if table.backend != "duckdb":
         yield f"backend {table.backend}"
-    if table.unit_rows is not None:
+    if (units := table.unit_rows) is not None:
         yield "one row a unit"
+        for name in ("where", "blocks"):
+            if getattr(units, name):
+                yield f"one row a unit, {name}"
     if table.public_columns:
         yield "public columns"
 

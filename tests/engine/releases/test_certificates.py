@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import fields, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -23,7 +23,7 @@ from dpflow.core.contract.audit_cells import (
 )
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds, MaxContributions
-from dpflow.core.contract.declaration import PrivacyUnit, Table
+from dpflow.core.contract.declaration import PrivacyUnit, Table, UnitRows
 from dpflow.core.contract.joins import Join
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import (
@@ -180,7 +180,7 @@ def test_every_public_number_is_a_property() -> None:
 NOT_PROPERTIES = {
     **dict.fromkeys(("name", "database", "source", "relation"), "where rows are stored, and names"),
     "sealed_version": "which version of the rows",
-    "require_certified": "who certifies",
+    "require_certified": "who certifies; tried with and without",
 }
 CHANGES: dict[str, Any] = {
     "privacy_unit": PrivacyUnit(column="person", missing="one-unit"),
@@ -222,6 +222,43 @@ def test_every_field_of_a_declaration_is_a_property_or_named_as_none(name: str) 
     assert digest_cells(describe_cells(changed, params)) != digest_cells(
         describe_cells(table, params)
     )
+
+
+@pytest.mark.parametrize("name", ContributionBounds.model_fields)
+def test_every_contribution_bound_is_a_property_also_without_groups(name: str) -> None:
+    """Bounds that follow from others are read as well as those that are declared."""
+    table = Table.model_validate(BOUNDED)
+    params = REGISTRY.find_mechanism("count").Params(epsilon=1)
+    plain = ContributionBounds(rows=1)
+    bounds = plain.model_copy(update={name: 2 if name == "rows" else 1})
+    digests = {
+        digest_cells(describe_cells(table.model_copy(update={"contribution_bounds": one}), params))
+        for one in (plain, bounds)
+    }
+    assert len(digests) == 2
+
+
+@pytest.mark.parametrize("field", [one.name for one in fields(UnitRows)])
+def test_what_rows_of_a_unit_are_made_of_is_a_property(field: str) -> None:
+    """How many aggregates and keys they have, and the columns below."""
+    table = Table.model_validate(BOUNDED)
+    params = REGISTRY.find_mechanism("count").Params(epsilon=1)
+    more = table.model_copy(update={"columns": {**table.columns, "other": Column()}})
+    changes = {
+        "rows": more,
+        "where": "age > 3",
+        "blocks": ("today",),
+        "keys": (("age", "age"),),
+        "features": ("count(*)",),
+    }
+    plain = UnitRows(table, None, (), (), ())
+    digests = {
+        digest_cells(
+            describe_cells(table.by_unit(one, table.columns, table.contribution_bounds), params)
+        )
+        for one in (plain, replace(plain, **{field: changes[field]}))
+    }
+    assert len(digests) == 2
 
 
 @pytest.mark.parametrize("name", Column.model_fields)

@@ -12,6 +12,7 @@ from tests.testing.corpus import (
     broken_compositions,
     broken_deltas,
     broken_moves,
+    broken_properties,
     broken_ranges,
     broken_releases,
     broken_sensitivities,
@@ -185,6 +186,21 @@ CONTROLS = (
     Control(broken_ranges.ExactFromAComputedNumber(), _STRUCTURE),
     Control(broken_ranges.ExactAtALongText(), _STRUCTURE),
     Control(broken_ranges.CappedSquares(), _MOVES),
+    Control(broken_properties.RoundsAsFloats(), _MOVES),
+    Control(broken_properties.ExactFromMillions(), _STRUCTURE),
+    Control(broken_properties.ExactFromManyBits(), _STRUCTURE),
+    Control(broken_properties.ExactWithoutColumns(), _GENERATED),
+    Control(broken_properties.ExactWithoutUnit(), _GENERATED),
+    Control(broken_properties.ExactForManyColumns(), _GENERATED),
+    Control(broken_properties.ExactWithDates(), _GENERATED),
+    Control(broken_properties.ExactWithExpression(), _GENERATED),
+    Control(broken_properties.ExactIfWritten(), _GENERATED),
+    Control(broken_properties.ExactIfCertified(), _GENERATED),
+    Control(broken_properties.ExactWithoutGroups(), _GENERATED),
+    Control(broken_properties.ExactIfLeftOut(), _GENERATED),
+    Control(broken_properties.ExactIfColumnsAreWritten(), _GENERATED),
+    Control(broken_properties.ExactForFeatures(), _GENERATED),
+    Control(broken_properties.SumsTwoColumns(), _GENERATED),
 )
 
 #: Sound mechanisms beside the broken ones: a suite that refuses one of these is broken, too.
@@ -209,6 +225,9 @@ TWINS = (
     broken_ranges.SoundWeight(),
     broken_ranges.SoundTenfold(),
     broken_ranges.WiderDoor(),
+    broken_properties.CountsExactly(),
+    broken_properties.NoisierBySaying(),
+    broken_properties.SumsAllColumns(),
 )
 
 #: Mechanisms that are wrong at values which no audit guesses, and parameters at which they are: no certificate may cover
