@@ -75,7 +75,11 @@ class MeanTotal:
         mean, error = value / self.step - self.centre, half_width / self.step
         below, above = self.low, self.high
         # A half-width as wide as the bounds may have been cut off, and tells no number.
-        if error < (self.high - self.low) * (1 - 1e-9):
+        if error == 0:
+            # No noise tells how many values there are; only where nothing may lack, that does not matter.
+            if self.cut == 0 and self.wide_tails[0] + abs(mean) * self.wide_tails[1] == 0:
+                below = above = mean
+        elif error < (self.high - self.low) * (1 - 1e-9):
             size = self.tails[1] + (self.tails[0] + abs(mean) * self.tails[1]) / error
             least = size - self.wide_tails[1]
             if least > 0:

@@ -25,9 +25,11 @@ a unit count nowhere, or are one unit together.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from dpflow.core.contract.contribution import MAX_GROUPS
 from dpflow.core.contract.declaration import Table
@@ -91,14 +93,16 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
         known = (
             f", and no {' or '.join(names)} is beyond its bounds or off its grid" if names else ""
         )
-        texts = [str(one.column) for one in within]
-        declared = {
-            one: table.columns[one].missing
-            for one in names
+        filled = []
+        for one in names:
+            if (number := table.columns[one].missing) == "skip":
+                continue
             # Elsewhere in an expression what is missing stays so.
-            if any(text == one or f"coalesce({_name(one, table)}, " in text for text in texts)
-        }
-        filled = [f"a missing {one} counts as {m}" for one, m in declared.items() if m != "skip"]
+            of = [m for m in within if _fills(str(m.column), one, number, table)]
+            labels = [mechanism.measure_label(m) for m in of]
+            everywhere = len(of) == sum(one in found for found in within.values())
+            told = "" if everywhere else f" in {' and '.join(labels)}"
+            filled += [f"a missing {one} counts as {number}{told}"] if labels else []
         known += f", where {' and '.join(filled)}" if filled else ""
         statements.append(
             f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}"
@@ -161,9 +165,15 @@ def _measures_within_bounds(query: Query) -> dict[Measure, frozenset[str]]:
     return {one: names for one, names in found.items() if names is not None}
 
 
-def _name(column: str, table: Table) -> str:
-    """A column as expressions write it."""
-    return str(Node("column", (table.split_name(column),)))
+def _fills(measured: str, column: str, number: Any, table: Table) -> bool:
+    """Whether a measure counts what is missing of a column as its declared number: the column itself, or an expression that
+    says so.
+    """
+    if measured == column:
+        return True
+    name = re.escape(str(Node("column", (table.split_name(column),))))
+    found = re.findall(rf"coalesce\({name}, (-?[0-9.]+)\)", measured)
+    return any(Fraction(one) == Fraction(str(number)) for one in found)
 
 
 def _find_within_bounds(name: str, table: Table) -> frozenset[str] | None:

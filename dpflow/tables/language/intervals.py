@@ -47,14 +47,14 @@ def bound_expression(node: Node, table: Table, integers: set[str]) -> RowBounds:
         return RowBounds(0, math.inf, True)
     if node.op == "round":
         inner, whole = bound_expression(node.args[0], table, integers), node.args[1].args[0] == 0
-        return RowBounds(_widen_end(inner.low) - 1, _widen_end(inner.high) + 1, whole)
+        return RowBounds(_lower_end(inner.low) - 1, _upper_end(inner.high) + 1, whole)
     if node.op == "date_diff":
         return _bound_difference(node, table)
     if node.op in PART_RANGES:
         return RowBounds(*PART_RANGES[node.op], True)
     if node.op == "bucket":
         inner, width = bound_expression(node.args[0], table, integers), int(node.args[1].args[0])
-        return RowBounds(_widen_end(inner.low) - width, _widen_end(inner.high) + width, True)
+        return RowBounds(_lower_end(inner.low) - width, _upper_end(inner.high) + width, True)
     if node.op == "CAST" and node.args[1] == "DOUBLE":
         inner = bound_expression(node.args[0], table, integers)
         # Of a truth value it is 0 or 1.
@@ -143,7 +143,7 @@ def bound_operator(op: str, spans: list[RowBounds]) -> tuple[float, float]:
         return (
             (math.nan, math.nan)
             if any(map(math.isnan, ends))
-            else (_widen_end(min(ends)), _widen_end(max(ends)))
+            else (_lower_end(min(ends)), _upper_end(max(ends)))
         )
     if op == "%":
         return -b.size, b.size
@@ -153,16 +153,20 @@ def bound_operator(op: str, spans: list[RowBounds]) -> tuple[float, float]:
         return 0.0, math.sqrt(max(a.high, 0.0))
     if op == "ln":
         return (
-            (_widen_end(math.log(a.low)), _widen_end(math.log(a.high)))
+            (_lower_end(math.log(a.low)), _upper_end(math.log(a.high)))
             if a.low > 0
             else (math.nan, math.nan)
         )
     if op == "exp":
         # Beyond about exp(709) there is no finite DOUBLE.
-        return 0.0, _widen_end(math.exp(a.high)) if a.high < 700 else math.inf
+        return 0.0, _upper_end(math.exp(a.high)) if a.high < 700 else math.inf
     return math.nan, math.nan
 
 
-def _widen_end(end: float) -> float:
-    """A little further from 0: two libraries may round a logarithm or a quotient differently."""
-    return end * (1 + 2**-40)
+def _upper_end(end: float) -> float:
+    """A little higher: two libraries may round a logarithm or a quotient differently."""
+    return end * (1 + math.copysign(2**-40, end))
+
+
+def _lower_end(end: float) -> float:
+    return -_upper_end(-end)

@@ -13,6 +13,7 @@ from orders_world import LARGEST, World, declare
 from pydantic import ValidationError
 
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.totals import MeanTotal
 from dpflow.engine import fail_closed
 from dpflow.testing.harness import StreamSource
 
@@ -168,3 +169,54 @@ def test_means_have_one_that_holds(tmp_path: Path) -> None:
     table = world.release("mean", contribution_bounds=whole, name="all", **fields).to_pandas()
     assert np.allclose(table["low"], table["noise_low"]) and table["low"].notna().all()
     assert np.allclose(table["high"], table["noise_high"])
+
+
+@pytest.mark.parametrize(
+    ("query", "told"),
+    [
+        ("SUM(gain)", "where a missing gain counts as 2,"),
+        ("SUM(gain), SUM(2 * gain)", "where a missing gain counts as 2 in "),
+        ("SUM(coalesce(gain, 2))", "where a missing gain counts as 2,"),
+        ("SUM(coalesce(gain, 0))", ""),
+        ("SUM(2 * gain)", ""),
+    ],
+)
+def test_what_is_missing_is_said_of_the_sums_that_count_it(
+    tmp_path: Path, query: str, told: str
+) -> None:
+    """A coalesce of the query's own is another number; and one sentence is not about all sums of a query."""
+    world = World(tmp_path)
+    raw = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    raw["max_contributions"] |= {"within_bounds": ["gain"]}
+    raw["columns"] |= {"gain": {"lower": 0, "upper": 3, "missing": 2}}
+    with duckdb_file(world.table.database) as connection:
+        connection.execute("ALTER TABLE orders ADD COLUMN gain INTEGER")
+    world.table = Table.model_validate(raw)
+    answer = world.ask(f"-- dp: rows_per_unit=24\nSELECT {query} FROM orders", epsilon="20")
+    notes = "; ".join(answer.notes)
+    assert "total intervals of" in notes and (
+        told in f"{notes};" if told else "counts as" not in notes
+    )
+    if " in " in told:
+        assert "counts as 2 in sum(gain)" in notes or "counts as 2 in gain" in notes, notes
+
+
+@pytest.mark.parametrize("query", ["AVG(a - b)", "AVG(a * 0)", "AVG(b)", "AVG(2 * a - 1)"])
+def test_a_mean_without_visible_noise_has_an_answer(tmp_path: Path, query: str) -> None:
+    """At the centre of its grid no noise tells how many values there are; rows must not decide whether there is an answer."""
+    world = World(tmp_path)
+    raw = declare(world, **LARGEST).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    raw["max_contributions"] |= {"within_bounds": ["a", "b"]}
+    raw["columns"] |= {name: {"lower": 0, "upper": 1, "step": 1} for name in ("a", "b")}
+    with duckdb_file(world.table.database) as connection:
+        connection.execute(
+            "ALTER TABLE orders ADD COLUMN a INTEGER DEFAULT 0; ALTER TABLE orders ADD COLUMN b INTEGER DEFAULT 0"
+        )
+    world.table = Table.model_validate(raw)
+    answer = world.ask(f"-- dp: rows_per_unit=24\nSELECT {query} AS x FROM orders", epsilon="1000")
+    truth = world.read(f"SELECT {query} AS x FROM orders").iloc[0, 0]
+    (cell,) = answer.values[0]
+    assert cell.total is not None and cell.total[0] <= truth <= cell.total[1]
+    # What lacks rows may be anything: nobody knows of how many.
+    total = MeanTotal(-2, 2, 0, 1, (0, 0), (0, 0), cut=3, is_limited=False)
+    assert total.find_span(0, 0) == (-2, 2)
