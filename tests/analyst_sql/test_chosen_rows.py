@@ -73,6 +73,8 @@ SORTED = f"SELECT b, n FROM ({GROUPS}) ORDER BY n DESC"
         f"SELECT s.b, s.n FROM ({SORTED}) AS s JOIN (VALUES (1)) AS t(x) ON TRUE LIMIT 1",
         f"(SELECT * FROM ({SORTED}) UNION ALL {GROUPS}) LIMIT 2",
         f"SELECT DISTINCT ON (b >= 0) b, n FROM ({SORTED})",
+        f"SELECT b, n FROM (SELECT b, n, RANK() OVER (ORDER BY n DESC) AS r FROM ({GROUPS})) LIMIT 1",
+        f"SELECT b, n FROM (SELECT b, n FROM ({GROUPS}) WINDOW w AS (ORDER BY n) QUALIFY row_number() OVER w > 0) LIMIT 1",
         f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY b LIMIT (SELECT COUNT(*) FROM t WHERE n > 100)",
         f"WITH t AS ({GROUPS}) SELECT b, n FROM t ORDER BY b OFFSET (SELECT COUNT(*) FROM t WHERE n > 10000)",
         f"SELECT b, n FROM (SELECT b, n, unnest(CASE WHEN n > 0 THEN [1] ELSE [] END) FROM ({GROUPS}))",
@@ -96,6 +98,10 @@ def test_an_order_or_a_number_of_noise_below_chooses(
         f"SELECT LAG(n) OVER () AS x FROM ({SORTED})",
         f"SELECT SUM(n) OVER (ROWS 1 PRECEDING) AS x FROM ({SORTED})",
         f"SELECT first(b) AS x FROM ({SORTED})",
+        f"SELECT first(b) AS x, MAX(r) FROM (SELECT b, RANK() OVER (ORDER BY n DESC) AS r FROM ({GROUPS}))",
+        f"SELECT list(b) AS x FROM (SELECT b, SUM(n) OVER (PARTITION BY n) FROM ({GROUPS}))",
+        f"SELECT row_number() OVER () AS x, RANK() OVER (ORDER BY n DESC) AS r FROM ({GROUPS})",
+        f"SELECT SUM(n) OVER (ORDER BY b > 0 ROWS 1 PRECEDING) AS x, RANK() OVER (ORDER BY n) AS r FROM ({GROUPS})",
         f"SELECT list(b)[1] AS x FROM ({SORTED})",
         f"WITH t AS ({GROUPS}) SELECT ARRAY(SELECT b FROM t ORDER BY n)[1] AS x FROM t",
         f"WITH t AS ({GROUPS}) SELECT (SELECT n FROM (SELECT n FROM t ORDER BY n) LIMIT 1) AS x FROM t",
@@ -108,7 +114,15 @@ def test_an_order_or_a_number_of_noise_below_chooses(
 )
 def test_what_an_order_or_a_number_of_noise_makes_has_no_interval(world: World, text: str) -> None:
     answer = world.ask(text, epsilon=1)
-    assert answer.free and [column.interval for column in answer.columns] == ["no interval"]
+    assert answer.free and {column.interval for column in answer.columns} == {"no interval"}
+
+
+def test_a_rank_beside_a_running_sum_takes_nothing_of_it(world: World) -> None:
+    """Rows of equal order count together, in whatever order they come."""
+    text = f"SELECT b, SUM(n) OVER (ORDER BY b) AS s, RANK() OVER (ORDER BY n DESC) AS r FROM ({GROUPS})"
+    answer = world.ask(text, epsilon=1)
+    assert [column.confidence for column in answer.columns[:2]] == [None, 95]
+    assert all(row[1].low is not None for row in answer.values) and not answer.chosen
 
 
 @pytest.mark.parametrize(

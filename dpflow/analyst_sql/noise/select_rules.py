@@ -25,7 +25,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     SelectSources,
     Shape,
 )
-from dpflow.analyst_sql.parse.parsed_parts import strip_alias
+from dpflow.analyst_sql.parse.parsed_parts import strip_alias, walk_own
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -33,11 +33,16 @@ _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
 ROW_FUNCTIONS = ("generate_subscripts", "regexp_split_to_table", "unlist")
 #: What comes out the same whatever order the rows have.
 _UNORDERED = (*_BOUNDED_AGGREGATES, exp.Count, exp.Quantile, exp.LogicalAnd, exp.LogicalOr)
+#: Windows that give rows of equal order the same number.
+_RANKS = (exp.Rank, exp.DenseRank, exp.PercentRank, exp.CumeDist)
 _ROW_WINDOWS = (exp.Lag, exp.Lead, exp.FirstValue, exp.LastValue, exp.NthValue)
 
 
 class SelectRules(SelectSources):
     """The rules of one SELECT."""
+
+    #: Numbers whose noise orders the rows of its windows.
+    _window_order: frozenset[Source] = frozenset()
 
     def read(self) -> Shape:
         """The columns of the answer."""
@@ -54,6 +59,7 @@ class SelectRules(SelectSources):
         # HAVING leaves groups out, and changes none.
         self._rows_chosen = self._chosen
         self._filter("having")
+        self._window_order = self._find_window_order()
         noise = [self.find(strip_alias(item)) for item in items]
         for item, one in zip(items, noise):
             # How many rows each becomes.
@@ -78,6 +84,7 @@ class SelectRules(SelectSources):
         for one in keys if distinct is not None or _repeats_rows(order) else ():
             self._choose(one)
         self._ordered |= frozenset().union(*(self._list_deciding(one) for one in keys))
+        self._ordered |= self._window_order
         if is_cut or (distinct is not None and distinct.args.get("on") is not None):
             self._chosen |= self._ordered
         for name in ("limit", "offset"):
@@ -401,17 +408,27 @@ class SelectRules(SelectSources):
             return None
         return self._released.make_sum_width(cell)
 
+    def _find_window_order(self) -> frozenset[Source]:
+        """The numbers whose noise orders or parts the rows of a window: DuckDB gives them on in its order."""
+        parts = walk_own(self._select, "qualify", "order", "distinct")
+        windows = [one for one in parts if isinstance(one, exp.Window)]
+        frames = [one for window in windows for one in self._find_frames(window)]
+        return frozenset().union(*(self._list_deciding(one) for one in frames))
+
+    def _find_frames(self, window: Any) -> list[Known]:
+        frame = [
+            *(window.args.get("partition_by") or []),
+            window.args.get("order"),
+            window.args.get("spec"),
+        ]
+        frame += self._select.args.get("windows") or [] if window.args.get("alias") else []
+        return [self._find_frame(one) for one in frame if one is not None]
+
     def _find_window(self, part: Any) -> Known:
         call = part.this
         if isinstance(call, exp.Identifier):
             return EXACT
-        frame = [
-            *(part.args.get("partition_by") or []),
-            part.args.get("order"),
-            part.args.get("spec"),
-        ]
-        frame += self._select.args.get("windows") or [] if part.args.get("alias") else []
-        around = [self._find_frame(one) for one in frame if one is not None]
+        around = self._find_frames(part)
         inner = _strip_call(call)
         operands = [self.find(node) for node in _list_operands(inner)]
         is_filtered = isinstance(call, exp.Filter)
@@ -425,6 +442,12 @@ class SelectRules(SelectSources):
         has_order = any(part.args.get(name) is not None for name in ("order", "spec", "alias"))
         if self._ordered and (has_order or not isinstance(inner, _UNORDERED)):
             return combine(operands, self._ordered)
+        # Ties of another window's order reach this one only where single rows count.
+        reads_ties = part.args.get("spec") is not None or not isinstance(
+            inner, (*_UNORDERED, *_RANKS)
+        )
+        if self._window_order and reads_ties:
+            return combine(operands, self._window_order)
         if not noisy:
             return EXACT
         if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].maybe_null:
