@@ -133,9 +133,9 @@ def recover(
         raise InvalidInput("say what was lost: --lost mark or --lost database")
     book, principal = open_ledger(ledger), current_principal()
     if lost == "mark":
-        if checkpoint is not None or key:
+        if checkpoint is not None:
             raise InvalidInput("a checkpoint says what lost entries charged; use --lost database")
-        book.reanchor(reason=reason, principal=principal)
+        book.reanchor(reason=reason, principal=principal, keys=key or ())
         closed: list[str] = []
     else:
         note = None if checkpoint is None else read_text(checkpoint)

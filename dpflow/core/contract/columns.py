@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Annotated, Any, Literal
@@ -23,6 +24,15 @@ from dpflow.core.contract.strict_models import Exact, Strict, read_quoted_date
 
 #: Enough digits for any bound that is a double.
 _WIDE = Context(prec=800)
+
+
+def may_name(text: str, column: str) -> bool:
+    """Whether a text may name a column: rather once too often. Of a name that texts write otherwise, with quotes doubled or signs
+    escaped, always.
+    """
+    if not re.fullmatch(r"[\w .]+", column):
+        return True
+    return bool(re.search(rf"(?<!\w){re.escape(column)}(?!\w)", text, re.IGNORECASE))
 
 
 class Column(Strict):

@@ -17,6 +17,7 @@ from dpflow.core.accounting.events import (
     Unprotected,
     to_json,
 )
+from dpflow.core.contract.columns import may_name
 from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -246,8 +247,8 @@ def _used_form(
 ) -> dict[str, Any]:
     """What statistic and guarantee depend on: the declaration without columns that nothing names.
 
-    A column counts as used if its name is a word of the parameters, the condition or the data
-    request: rather one too many, which only makes a new release of an edit that changes nothing.
+    A column counts as used if parameters, condition or data request may name it: rather one too many, which only makes a new
+    release of an edit that changes nothing.
     """
     # What a column is computed of is used where the column may be.
     computed = [
@@ -263,8 +264,7 @@ def _used_form(
         name: column
         for name, column in form["columns"].items()
         # What is known of each row is part of what is protected.
-        if name in table.public_columns
-        or re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
+        if name in table.public_columns or may_name(words, name)
     }
     return form
 

@@ -351,8 +351,7 @@ class AuditedLedger(SealedDatabase):
             since: an earlier checkpoint of the owner or this signer, behind which alone is verified.
                 The new one then says so.
 
-        Returns:
-            A signed note. Keep it where whoever can write the ledger and its anchor cannot.
+        Returns: a signed note. Keep it where whoever can write the ledger and its anchor cannot.
 
         Raises:
             LedgerCorrupt: the ledger does not verify, or does not extend what the place that
@@ -412,8 +411,11 @@ class AuditedLedger(SealedDatabase):
 
     # --- decisions of owners ----------------------------------------------------------------------
 
-    def reanchor(self, *, reason: str, principal: str) -> None:
+    def reanchor(self, *, reason: str, principal: str, keys: Sequence[str] = ()) -> None:
         """An owner's decision after the high-water mark was lost: the history is accepted as it is.
+
+        Args:
+            keys: verifier keys of witnesses, beside those that scopes demand and the owner's own.
 
         Raises:
             InvalidInput: the mark is there, or a witness knows of entries that are gone.
@@ -422,8 +424,7 @@ class AuditedLedger(SealedDatabase):
         """
 
         checked_name("a reason", reason, longest=1000)
-        principal = checked_principal(principal)
-        look = self._look_at_witness(()).required
+        principal, look = checked_principal(principal), self._look_at_witness(keys).required
         with self._database.begin_writing() as transaction:
             if self._find_mark() is not None:
                 raise InvalidInput(
@@ -466,8 +467,7 @@ class AuditedLedger(SealedDatabase):
             checkpoint: the newest signed one. An empty new ledger takes over one of another ledger.
             keys: verifier keys that may have signed it, beside the owner's own.
 
-        Returns:
-            The scopes that are closed now.
+        Returns: the scopes that are closed now.
 
         Raises:
             InvalidInput: neither mark nor checkpoint knows more than the history, or the checkpoint says

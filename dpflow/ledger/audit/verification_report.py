@@ -27,6 +27,7 @@ class WitnessLook:
         unreachable: why nothing could be read there; "" if it could.
         problem: what was changed or taken away there; "" if nothing was.
         is_named: whether a place is named at all.
+        is_signed_by_others: whether checkpoints of this ledger lie there, and none by a trusted key.
         is_own: whether this user could write there.
     """
 
@@ -35,6 +36,7 @@ class WitnessLook:
     problem: str = ""
     is_named: bool = False
     is_own: bool = False
+    is_signed_by_others: bool = False
 
     @property
     def points(self) -> list[tuple[Checkpoint, str]]:
@@ -49,7 +51,7 @@ class WitnessLook:
 
     @property
     def required(self) -> WitnessLook:
-        """This, for what must not be done without it. Raises `LedgerUnavailable` and `LedgerCorrupt`."""
+        """This, for what must not be done without it. Raises `LedgerUnavailable`, `LedgerCorrupt` and `InvalidInput`."""
         if self.unreachable:
             raise LedgerUnavailable(
                 f"{self.unreachable}. Nothing was written or signed: retry when {_PLACE} is in reach, or unset it to go on "
@@ -57,6 +59,11 @@ class WitnessLook:
             )
         if self.problem:
             raise LedgerCorrupt(f"nothing was written or signed: {self.problem}")
+        if self.is_signed_by_others:
+            raise InvalidInput(
+                f"nothing was written or signed: checkpoints of this ledger lie at the place that {_PLACE} names, and none by a key "
+                f"that is trusted here; name who signs there (--key KEY), or unset {_PLACE} to go on without what the witness saw"
+            )
         return self
 
     def require_none_ahead(
@@ -113,7 +120,10 @@ def look_at_witness(ledger_id: str, demanded: Set[str], trusted: Set[str]) -> Wi
     if not name:
         return WitnessLook()
 
+    points = list[Checkpoint]()
+
     def find_keys(point: Checkpoint) -> Set[str]:
+        points.append(point)
         return (demanded | stated_keys(point, {scope for scope, *_ in point.scopes})) or trusted
 
     is_own, newest = False, dict[str, StoredCheckpoint]()
@@ -126,7 +136,9 @@ def look_at_witness(ledger_id: str, demanded: Set[str], trusted: Set[str]) -> Wi
         return WitnessLook(unreachable=str(error), is_named=True)
     except LedgerCorrupt as error:
         return WitnessLook(problem=str(error), is_named=True)
-    return WitnessLook(newest, is_named=True, is_own=is_own)
+    return WitnessLook(
+        newest, is_named=True, is_own=is_own, is_signed_by_others=bool(points) and not newest
+    )
 
 
 @dataclass(frozen=True)

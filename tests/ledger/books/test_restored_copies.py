@@ -54,6 +54,36 @@ def test_a_restored_copy_is_neither_signed_nor_accepted(restored, keep, make_kee
     assert "entry 4" not in ledger.checkpoint()
 
 
+@pytest.mark.parametrize("kind", ["folder", "http"])
+def test_checkpoints_by_keys_that_nobody_demands_count_too(
+    make_place, make_keep, ask, tmp_path, kind
+):
+    """The ledger does not know who signs there, so nothing is signed or accepted before somebody says it."""
+    place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
+    ledger = place.open()
+    ledger.grant("flights", 9, 0, **TERMS)
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
+    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    keep = make_keep(kind, NIGHTLY.public_text)
+    ask.reserve(ledger, "lost")
+    ledger.witness(keep, NIGHTLY)
+    copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
+    wanted = {"reason": "disk", "principal": "owner"}
+    for door in (copy.checkpoint, lambda: copy.reanchor(**wanted), lambda: copy.recover(**wanted)):
+        with pytest.raises(InvalidInput, match="none by a key that is trusted here"):
+            door()
+    with pytest.raises(LedgerCorrupt, match="does not extend the checkpoint of entry 2"):
+        copy.checkpoint(NIGHTLY)
+    (copy._anchor.folder / "mark").unlink()
+    for door in (copy.reanchor, copy.recover):
+        with pytest.raises(InvalidInput, match="recover with it"):
+            door(**wanted, keys=[NIGHTLY.public_text])
+    assert (
+        "entry" in str(ledger.checkpoint(NIGHTLY)) or ledger.verify(keys=[NIGHTLY.public_text]).ok
+    )
+
+
 def test_a_copy_older_than_the_grant_is_found_too(
     make_place, make_keep, ask, tmp_path, monkeypatch
 ):

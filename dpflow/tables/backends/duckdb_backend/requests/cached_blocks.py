@@ -32,7 +32,6 @@ move in the blocks that hold them, and by nothing else.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ import duckdb
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.contract.columns import may_name
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
 from dpflow.core.contract.requests import Groups, SortedValues, ValueCounts
 from dpflow.tables.access import block_fingerprints, sql
@@ -129,11 +129,7 @@ def _form_of_sealed(reading: RequestQuery, request: Any) -> dict[str, Any]:
     """
     table, form = reading.table, reading.table.stored_form()
     words, used = f"{request!r} {reading.canonical_condition}", set[str]()
-    while new := {
-        name
-        for name in table.columns.keys() - used
-        if re.search(rf"(?<!\w){re.escape(name)}(?!\w)", words, re.IGNORECASE)
-    }:
+    while new := {name for name in table.columns.keys() - used if may_name(words, name)}:
         used |= new
         for column in (table.columns[name] for name in new):
             words += " ".join(["", column.expression or "", *(column.parts or ())])
