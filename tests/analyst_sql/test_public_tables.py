@@ -344,3 +344,21 @@ def test_what_the_declaration_joins_comes_before_a_public_table(rows: Path) -> N
     query = "SELECT codes.region, COUNT(*) FROM visits JOIN codes ON visits.code = codes.code GROUP BY 1"
     answer = dpflow.sql(query, ledger=rows / "ledger.sqlite", epsilon="9000")
     assert answer.rows == [("Own", 667)]
+
+
+def test_public_numbers_are_those_of_their_columns(rows: Path) -> None:
+    """A FLOAT is another number in a DOUBLE, and one of more than 64 bits is whole all the same."""
+    with duckdb.connect() as connection:
+        columns = "0.1::FLOAT AS rate, 18446744073709551615::UBIGINT AS id"
+        connection.execute(
+            f"COPY (SELECT unnest(['a', 'B', 'b']) AS code, {columns}) TO '{rows / 'numbers.parquet'}'"
+        )
+    catalogue = yaml.safe_load((rows / "dpflow.yml").read_text())
+    catalogue["public"] = catalogue.get("public", {}) | {"numbers": "numbers.parquet"}
+    (rows / "dpflow.yml").write_text(yaml.safe_dump(catalogue))
+    join = "FROM visits JOIN numbers USING (code)"
+    with pytest.raises(SqlRefused, match="numbers but FLOAT"):
+        plan_sql(f"SELECT COUNT(*) {join} WHERE rate = 0.1", {"epsilon": "1"}, folder=rows)
+    query = f"SELECT code, COUNT(*) AS n, MAX(id) AS id {join} GROUP BY code ORDER BY code"
+    answer = dpflow.sql(query, ledger=rows / "ledger.sqlite", epsilon="1")
+    assert {row[2] for row in answer.rows} == {18446744073709551615}

@@ -31,7 +31,8 @@ _INT64 = 2**63
 _WHOLE = {
     *("TINYINT", "SMALLINT", "INTEGER", "INT", "BIGINT", "UTINYINT", "USMALLINT", "UINTEGER"),
 }
-_FRACTIONS = ("DECIMAL", "FLOAT", "DOUBLE")
+#: A FLOAT is none: its text is another number in a DOUBLE.
+_FRACTIONS = ("DECIMAL", "DOUBLE")
 
 
 @dataclass(frozen=True)
@@ -244,7 +245,7 @@ def _read_value(text: str, kind: str, name: str, parsed: Any) -> Node:
     if not number.is_finite() or not (number == 0 or 0 < abs(float(number)) < float("inf")):
         raise Refusal(
             "joins",
-            f"of {name}, which holds {kind}, private rows take texts, numbers and truth values; aggregate them, and join the "
+            f"of {name}, which holds {kind}, private rows take texts, truth values, and numbers but FLOAT; aggregate them, and join the "
             f"result",
             parsed,
         )
@@ -293,8 +294,11 @@ def find_constant(node: Node, groups: Sequence[Node], make_key: Callable[[int], 
     if values[0].op != "number":
         return found
     numbers = [one.args[0] for one in values]
-    is_whole = all(one == one.to_integral_value() and abs(one) < _INT64 for one in numbers)
-    return exp.cast(found, "BIGINT" if is_whole else "DOUBLE")
+    if all(one == one.to_integral_value() and abs(one) < 2**127 for one in numbers):
+        return exp.cast(found, "BIGINT" if all(abs(one) < _INT64 for one in numbers) else "HUGEINT")
+    # A DOUBLE has 15 digits of any number.
+    is_exact = all(len(one.normalize().as_tuple().digits) <= 15 for one in numbers)
+    return exp.cast(found, "DOUBLE") if is_exact else None
 
 
 def _is_literal(node: Any) -> bool:
