@@ -81,7 +81,7 @@ LISTS = ([], ["2026-W01", "2026-W02"], ("2026-W01",), (dt.date(2020, 1, 1), "b")
          {"w": 1}, {"w": 1}.keys(), iter(["w"]))  # fmt: skip
 
 
-@pytest.mark.parametrize("value", LISTS, ids=str)
+@pytest.mark.parametrize("value", LISTS, ids=lambda value: type(value).__name__)
 def test_a_list_that_a_template_made_a_text_is_no_block(tiny: Tiny, value: Any) -> None:
     """A list of two weeks was one block, that no row has: charged, and published as empty."""
     from airflow_names import AirflowFailException
