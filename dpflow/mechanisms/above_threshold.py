@@ -38,7 +38,7 @@ class AboveThresholdParams(Params):
 
 
 class ThresholdQuery(Params):
-    """``threshold``: in rows. ``by`` and ``key``, together: count only the rows of one public key."""
+    """``threshold``: in rows. ``by`` and ``key``: both or neither; count only the rows of one public key."""
 
     threshold: Annotated[int, Field(ge=-(2**53), le=2**53)]
     by: str | None = None

@@ -13,7 +13,7 @@ from dpflow.core.contract.audit_cells import describe_cells, merge_cells
 from dpflow.core.contract.contribution import PeriodLimits
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import GroupedSums
+from dpflow.core.contract.requests import GroupedSums, UnboundedValues
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import MechanismCertificate
@@ -23,6 +23,7 @@ from dpflow.testing.examples import examples_for, plan_mechanism
 from dpflow.testing.generated_checks import find_violation
 from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import (
+    MAX_UNITS,
     EqualUnits,
     answer_units,
     generate_cases,
@@ -124,6 +125,12 @@ def test_answers_on_equal_units_are_those_of_the_reference() -> None:
             expected = answer_units(request, case.table, listed)
             assert answer_fingerprint(units.answer(n, absent)) == answer_fingerprint(expected)
     assert np.all(units.answer(10**6).rows <= 10**6)
+
+
+def test_values_that_stand_by_themselves_are_not_repeated_without_end() -> None:
+    """Of a column without bounds each value is in memory: as many as where units are counted one by one."""
+    units = EqualUnits(UnboundedValues("amount"), generate_cases(Count())[0].table)
+    assert units.most == MAX_UNITS and len(units.answer(MAX_UNITS).groups[0]) == MAX_UNITS
 
 
 class ExactBeside(Count):
