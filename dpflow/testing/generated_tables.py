@@ -335,9 +335,9 @@ class EqualUnits:
         # Answers on equal units are multiples; private keys may differ.
         if isinstance(one, Groups) and isinstance(nothing, Groups) and one.keys == nothing.keys:
             self._parts, self.most = (one, nothing), MAX_SIZE
-        if isinstance(one, ValueCounts) and isinstance(nothing, ValueCounts):
-            if not nothing.counts.size:
-                self._parts, self.most = (one, nothing), MAX_SIZE
+        counts = isinstance(one, ValueCounts) and isinstance(nothing, ValueCounts)
+        if counts and not nothing.counts.size:
+            self._parts, self.most = (one, nothing), MAX_SIZE
         # Each value stands by itself, in memory too.
         if isinstance(one, ArrayColumn):
             self._parts = one, nothing
