@@ -555,7 +555,10 @@ class Machine(RuleBasedStateMachine):
         self.place = self.make_place(target, self.place.anchor)
         self.ledger, self.recovered = self.place.open(), True
         assert not is_sound(self.ledger.verify()), "an older copy was taken for the newest"
-        closed = self.ledger.recover(reason="r", principal="o", checkpoint=note)
+        # Not by the newest: what the witness saw behind it is given up.
+        with mock.patch.dict(os.environ):
+            os.environ.pop("DPFLOW_LEDGER_WITNESS", None)
+            closed = self.ledger.recover(reason="r", principal="o", checkpoint=note)
         self.granted, self.periods, self.spent = known
         self.releases, self.sessions, self.held = left
         # What the witness has seen of the lost entries is in its folder, and not in this ledger.

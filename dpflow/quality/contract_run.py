@@ -27,7 +27,7 @@ from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
 from dpflow.quality.decidability import weigh_checks
 from dpflow.quality.expectations import judged_columns
 from dpflow.quality.registered_suite import check_suite
-from dpflow.quality.validate import check
+from dpflow.quality.validate import check, require_checkable
 from dpflow.quality.verdicts import (
     CheckOutcome,
     all_pass,
@@ -176,6 +176,7 @@ def run_contract(
         outcomes = check_catalogue(table)
     elif contract.mode == "trusted":
         if ledger is not None:
+            require_checkable(table, blocks)
             data = name_rows(table, ledger, asks_source=True)
             ledger.require_no_gate(data)
             if has_hard_links(table):

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ class KeySet:
         if not self._is_url:
             return
         self._refresh()
-        threading.Thread(target=self._keep_fresh, name="dpflow-keys", daemon=True).start()
+        told = (weakref.ref(self), self._wanted, issuer.refresh_seconds)
+        threading.Thread(target=_keep_fresh, args=told, name="dpflow-keys", daemon=True).start()
 
     def find(self, key_id: str | None) -> jwt.PyJWK | None:
         """A key by its id, or the only one. Raises `KeysUnavailable`."""
@@ -98,12 +100,17 @@ class KeySet:
         with self._lock:
             self._keys, self._read_at = keys, time.monotonic()
 
-    def _keep_fresh(self) -> None:
-        while True:
-            self._wanted.wait(self._issuer.refresh_seconds)
-            time.sleep(_MIN_PAUSE if self._wanted.is_set() else 0)
-            self._wanted.clear()
-            self._refresh()
+
+def _keep_fresh(find_store: Any, wanted: threading.Event, seconds: float) -> None:
+    """Read keys again, as long as somebody has them."""
+    while True:
+        wanted.wait(seconds)
+        time.sleep(_MIN_PAUSE if wanted.is_set() else 0)
+        wanted.clear()
+        if (store := find_store()) is None:
+            return
+        store._refresh()
+        del store
 
 
 def parse_keys(content: bytes) -> dict[str, jwt.PyJWK]:

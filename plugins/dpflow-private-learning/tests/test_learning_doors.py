@@ -396,7 +396,6 @@ KINDS = (
         "HUGEINT",
         "UTINYINT",
         "UBIGINT",
-        "UHUGEINT",
         "FLOAT",
         "DOUBLE",
     ),

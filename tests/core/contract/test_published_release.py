@@ -33,8 +33,8 @@ def test_an_interval_begins_at_its_start(run: str, start: dt.datetime | None) ->
     """Whatever stands before it: a task's run, a name alone, a partition key; and SQL finds the same text."""
     settled = SETTLED if start else dt.datetime(2026, 1, 31)
     assert find_interval(run, settled) == start
-    found = duckdb.execute(
-        "SELECT TRY_CAST(left(regexp_extract(?, ?, 1), 19) AS TIMESTAMP)", [run, RUN_INTERVAL]
-    ).fetchone()
-    assert found is not None and found[0] in (start, dt.datetime(2026, 2, 2), dt.datetime(9999, 12, 31, 23, 5), None)  # fmt: skip
+    with duckdb.connect() as connection:
+        query = "SELECT TRY_CAST(left(regexp_extract(?, ?, 1), 19) AS TIMESTAMP)"
+        (found,) = connection.execute(query, [run, RUN_INTERVAL]).fetchall()
+    assert found[0] in (start, dt.datetime(2026, 2, 2), dt.datetime(9999, 12, 31, 23, 5), None)  # fmt: skip
     assert found[0] or start is None

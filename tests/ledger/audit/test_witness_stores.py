@@ -319,7 +319,7 @@ def test_a_server_takes_only_what_extends_its_newest(small, make_keep, ask, make
     edited = json.loads(lines[0])
     edited[5] = "another"
     for bad, entries, why in (
-        (small.checkpoint(OTHER), lines, "no trusted key"),
+        (small._sign(OTHER, None), lines, "no trusted key"),
         (other.checkpoint(NIGHTLY), lines, "another ledger's"),
         (note, lines[:-1], "at another head"),
         (note, [], "at another head"),

@@ -187,6 +187,7 @@ def test_nothing_else_makes_temporary_files() -> None:
     assert users == {
         "tables/access/spill.py",
         "cli/console.py",
+        "output_files.py",
         "ledger/audit/witness.py",
         "server/gates.py",
     }
