@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from dpflow.ledger import ReleaseCharge
 from dpflow.ledger.history.checkpoint import Signer
 
@@ -17,3 +19,10 @@ def charge(ask, name):
 def state_of(ledger):
     (state,) = ledger.witness_states()
     return state.size, state.charges
+
+
+def copy_aside(place, folder):
+    """Copy a ledger of a file and its anchor to ``copy.sqlite`` and ``copy-anchor`` in a folder."""
+    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
+    shutil.copytree(place.anchor, folder / "copy-anchor")
+    shutil.copy(place.target, folder / "copy.sqlite")

@@ -6,7 +6,6 @@ import contextlib
 import itertools
 import json
 import os
-import shutil
 import signal
 import socket
 import sqlite3
@@ -18,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import psycopg
 import pytest
+from watched_scopes import copy_aside
 from witness_server_run import load_server, serve_witness
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
@@ -342,9 +342,7 @@ def test_a_server_refuses_a_branch_that_its_own_witness_signed(
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS)
-    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
-    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    copy_aside(place, tmp_path)
     ask.reserve(ledger, "lost")
     ledger.witness(keep, NIGHTLY)
     seen = parse_note(open_place(keep).newest()[1])

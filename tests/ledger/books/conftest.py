@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import shutil
 from types import SimpleNamespace
 
 import pytest
-from watched_scopes import DEMAND, NIGHTLY, OTHER, TERMS
+from watched_scopes import DEMAND, NIGHTLY, OTHER, TERMS, copy_aside
 
 from dpflow.ledger.audit.witness import open_place
 
@@ -43,9 +42,7 @@ def restored(make_place, keep, ask, tmp_path, live):
     ledger.witness(keep, NIGHTLY)
     live.first = open_place(keep).newest()[1]
     ask.reserve(ledger, "d0")
-    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
-    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    copy_aside(place, tmp_path)
     ask.reserve(ledger, "lost")
     ledger.witness(keep, NIGHTLY)
     return make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open

@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from watched_scopes import DEMAND, EVE, NIGHTLY, OTHER, TERMS, charge
+from watched_scopes import DEMAND, EVE, NIGHTLY, OTHER, TERMS, charge, copy_aside
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger import ReleaseCharge
@@ -62,9 +62,7 @@ def test_checkpoints_by_keys_that_nobody_demands_count_too(
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS)
-    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
-    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    copy_aside(place, tmp_path)
     keep = make_keep(kind, NIGHTLY.public_text)
     ask.reserve(ledger, "lost")
     ledger.witness(keep, NIGHTLY)
@@ -93,9 +91,7 @@ def test_a_copy_older_than_the_grant_is_found_too(
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS)
     ledger.grant("free", 9, 0, **TERMS)
-    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
-    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    copy_aside(place, tmp_path)
     ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
     ask.reserve(ledger, "lost")
     ledger.witness(keep, NIGHTLY)
@@ -125,9 +121,7 @@ def test_a_look_that_failed_is_made_again(make_place, make_keep, ask, tmp_path, 
     place = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor")
     ledger = place.open()
     ledger.grant("flights", 9, 0, **TERMS)
-    place.sql("PRAGMA wal_checkpoint(TRUNCATE)")
-    shutil.copytree(place.anchor, tmp_path / "copy-anchor")
-    shutil.copy(place.target, tmp_path / "copy.sqlite")
+    copy_aside(place, tmp_path)
     ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
     ledger.witness(keep, NIGHTLY)
     copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
