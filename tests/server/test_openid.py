@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -300,3 +301,17 @@ def test_the_file_says_what_is_wrong(
     (tmp_path / "service.yml").write_text(yaml.safe_dump(service))
     with pytest.raises(InvalidDeclaration, match=said):
         load_service(tmp_path / "service.yml")
+
+
+def test_keys_are_read_as_long_as_somebody_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The thread of a service that is gone reads nothing more, and ends."""
+    monkeypatch.setattr(openid, "_MIN_PAUSE", 0)
+    read: list[str] = []
+    store = SimpleNamespace(_refresh=lambda: read.append("keys"))
+    stores = iter([store, store, None])
+    thread = threading.Thread(
+        target=openid._keep_fresh, args=(lambda: next(stores), threading.Event(), 0), daemon=True
+    )
+    thread.start()
+    thread.join(10)
+    assert not thread.is_alive() and read == ["keys", "keys"]
