@@ -10,7 +10,7 @@ from fractions import Fraction
 import pytest
 from rich.console import Console
 
-from dpflow.core.contract.results import NO_VALUE
+from dpflow.core.contract.results import NO_RANK, NO_VALUE
 from dpflow.demo import job
 from dpflow.demo.facts import DemoFacts
 from dpflow.demo.supervisor import list_processes
@@ -63,7 +63,8 @@ def test_published_rows_say_what_they_cost(facts: DemoFacts, workspace: Workspac
         "median air time",
     }
     assert all(row["release_id"] in known and row["epsilon"] > 0 for row in rows)
-    assert all((row["value"] is None) == (row["remark"] == NO_VALUE) for row in rows)
+    # Noise hides means of small carriers, and on a few days of a hundred the rank of the median.
+    assert all((row["value"] is None) == (row["remark"] in (NO_VALUE, NO_RANK)) for row in rows)
     carriers = [
         row
         for row in rows
