@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +17,6 @@ from dpflow.core.accounting.events import (
     to_json,
 )
 from dpflow.core.contract.columns import may_name
-from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Delegation, Mechanism
@@ -28,7 +26,7 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.choose_bounds import BoundsChooser, apply_bounds
 from dpflow.engine.releases.own_histogram import apply_histogram
-from dpflow.engine.releases.plan import Plan, digest, iterate_texts
+from dpflow.engine.releases.plan import Plan, digest, digest_declaration, iterate_texts
 from dpflow.engine.releases.released_bounds import insert_bounds
 from dpflow.engine.releases.request import ReleaseRequest, require_public
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -132,7 +130,7 @@ def _plan_table(
         _require_one_block(mechanism, params, request, table)
         table_form = _used_form(table, params, request.where, data_request)
         bounds = table.bounds_for(by if by in table.columns else None)
-        declared = _digest_declaration(table_form, bounds)
+        declared = digest_declaration(table_form, bounds)
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -267,22 +265,6 @@ def _used_form(
         if name in table.public_columns or may_name(words, name)
     }
     return form
-
-
-def _digest_declaration(form: Mapping[str, Any], bounds: GroupBounds) -> dict[str, Any]:
-    """What a plan depends on of the declaration, as `Plan.declared` has it."""
-    rest = {
-        name: value
-        for name, value in form.items()
-        if name not in ("columns", "contribution_bounds")
-    }
-    # Limits of columns, too, are in the bounds.
-    limits = ("groups", "rows_per_group")
-    columns = {
-        name: digest({field: value for field, value in column.items() if field not in limits})[:16]
-        for name, column in form["columns"].items()
-    }
-    return {"bounds": list(bounds), "rows": digest(rest)[:16], "columns": columns}
 
 
 def _require_whole_table(data_request: DataRequest, request: ReleaseRequest, table: Table) -> None:

@@ -19,7 +19,7 @@ from dpflow.core.accounting.events import (
     to_json,
 )
 from dpflow.core.contract.columns import Column, default_step
-from dpflow.core.contract.contribution import RequestedBounds
+from dpflow.core.contract.contribution import GroupBounds, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -488,6 +488,18 @@ class Plan:
             **({"half_width_95": finite} if finite else {}),
             **({"publish": f"{place.database.name}:{place.table}"} if place else {}),
         }
+
+
+def digest_declaration(form: Mapping[str, Any], bounds: GroupBounds) -> dict[str, Any]:
+    """What a plan depends on of the declaration, as `Plan.declared` has it."""
+    rest = {k: v for k, v in form.items() if k not in ("columns", "contribution_bounds")}
+    columns = {name: digest_column(column) for name, column in form["columns"].items()}
+    return {"bounds": list(bounds), "rows": digest(rest)[:16], "columns": columns}
+
+
+def digest_column(form: Mapping[str, Any]) -> str:
+    """A column's stored form, in short. Limits of columns are in the bounds of a grouping, too."""
+    return digest({k: v for k, v in form.items() if k not in ("groups", "rows_per_group")})[:16]
 
 
 def list_computed(where: str | None, table: Table) -> dict[str, str]:

@@ -24,6 +24,8 @@ from pydantic import ValidationError
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems, parse_exact, read_quoted_date
+from dpflow.engine.releases.choose_bounds import list_read_columns
+from dpflow.engine.releases.plan import digest_column
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
@@ -136,20 +138,28 @@ def _apply_search(table: Table, name: str, search: ReleaseRecord, asker: str) ->
         raise PlanRefused(
             f"{name!r} found no bounds; search again under another name, with more rows or a larger epsilon"
         )
-    return _apply_bounds(table, name, document["columns"], asker, _describe_outside(name, document))
+    return _apply_bounds(table, name, search, document, asker)
 
 
-def _describe_outside(name: str, document: Mapping[str, Any]) -> str:
-    """How many rows a search found beyond its bounds."""
-    outside = document["outside"]
+def _describe_outside(name: str, search: ReleaseRecord, column: str, table: Table) -> str:
+    """How many rows a search found beyond its bounds of a column; of one that is declared otherwise today, it
+    counted other values.
+    """
+    form, stored = table.stored_form()["columns"], search.request["declared"]["columns"]
+    if any(
+        stored.get(one) != digest_column(form[one]) for one in list_read_columns([column], table)
+    ):
+        return f"{name!r} counted other values: how many are clamped is not known"
+    assert search.result is not None
+    outside = search.result["document"]["outside"]
     return f"at most {outside['at_most_95']} of about {outside['of']} rows that {name!r} counted are clamped (95 %)"
 
 
 def _apply_bounds(
-    table: Table, name: str, bounds: Mapping[str, Mapping[str, Any]], asker: str, outside: str
+    table: Table, name: str, search: ReleaseRecord, document: Mapping[str, Any], asker: str
 ) -> Table:
     columns = dict(table.columns)
-    for column, ends in bounds.items():
+    for column, ends in document["columns"].items():
         declared_column = table.column(column)
         if declared_column.lower is not None:
             raise PlanRefused(
@@ -162,7 +172,7 @@ def _apply_bounds(
             }
             # Validated like a declared column: a search may find bounds that do not fit a step.
             columns[column] = Column.model_validate(declared_column.model_dump() | wide)
-            columns[column].note_clamping(outside)
+            columns[column].note_clamping(_describe_outside(name, search, column, table))
         except ValidationError as error:
             raise PlanRefused(
                 f"{name!r} found bounds that column {column!r} cannot have: {describe_problems(error)}"

@@ -97,6 +97,18 @@ def test_a_plan_takes_what_a_search_found(world: Tiny) -> None:
     )
 
 
+def test_a_search_counted_no_values_of_another_declaration(world: Tiny) -> None:
+    """Of a column that is computed otherwise since it was searched."""
+    world.declare(columns=OPEN | {"late": {"expression": "age + 1"}})
+    searched = SEARCH | {"params": {"column": "late", "epsilon": "0.5"}}
+    total = TOTAL | {"params": {"column": "late", "epsilon": "0.2"}}
+    released(world, **searched)
+    assert "that 'look' counted are clamped" in planned(world, **total).describe()["bounds"]
+    world.declare(columns=OPEN | {"late": {"expression": "age * 100"}})
+    told = planned(world, **total).describe()["bounds"]
+    assert told.endswith("'look' counted other values: how many are clamped is not known")
+
+
 def test_other_bounds_are_another_release(world: Tiny) -> None:
     """Two searches that found different numbers: two digests; a search that is repeated under its
     name changes nothing.
