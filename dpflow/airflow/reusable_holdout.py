@@ -100,7 +100,7 @@ class ReusableHoldoutOperator(JobTask, BranchMixIn):
             return self._submit_rest(context, client, {"verdicts": [], "gate": 0, "opened": {}})
         from dpflow.engine import make_plan
         from dpflow.engine.sessions.holdout_gate import (
-            check_submissions,
+            check_candidates,
             judge_all,
             require_gate,
             require_metrics,
@@ -125,7 +125,7 @@ class ReusableHoldoutOperator(JobTask, BranchMixIn):
 
             promoter = Promoter(**self.promote)
 
-        check_submissions(plans, ledger, self.candidates, promoter)
+        check_candidates(plans, ledger, self.candidates, promoter)
 
         def open_gate(plan: Plan) -> Session:
             replayed = self.log_session(plan, ledger)

@@ -70,7 +70,7 @@ class SessionOperator(RequestTask):
         request = read_request(self.session, NOT_GIVEN, folder)
         ledger = open_ledger(self.ledger_conn_id, folder)
         plan = make_plan(request, registry, ledger)
-        check_questions(plan, ledger, registry, self.queries)
+        check_questions(plan, ledger, registry, self.queries, folder)
         replayed = self.log_session(plan, ledger)
         session = Session.open(
             plan, ledger, registry, run_identity=identify_session(plan, self.dag_id)

@@ -58,10 +58,11 @@ def command(
         registry = Registry.load()
         request, book = load_request(file), open_ledger(ledger, files=[file])
         plan = make_plan(request, registry, book)
-        check_questions(plan, book, registry, questions)
-        session = Session.open(plan, book, registry)
         # Paths of candidates are relative to the file that lists them.
-        answers = ask_all(session, questions, (queries or file).parent)
+        folder = (queries or file).parent
+        check_questions(plan, book, registry, questions, folder)
+        session = Session.open(plan, book, registry)
+        answers = ask_all(session, questions, folder)
         session_id, left = session.id, session.remaining()
     if as_json:
         return show_json({"session": session_id, "answers": answers, "left": left})

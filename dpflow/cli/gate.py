@@ -30,7 +30,7 @@ from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.holdout_gate import (
     Promotes,
     asks_for_champions,
-    check_submissions,
+    check_candidates,
     find_reviewed,
     join_outcomes,
     judge_all,
@@ -241,7 +241,7 @@ def submit(
             f"--require out"
         )
     submissions = [resolve_paths(one, candidates.parent) for one in submissions]
-    check_submissions([plan], book, submissions, promoter)
+    check_candidates([plan], book, submissions, promoter)
     session = _open(plan, book)
     verdicts = judge_all([lambda: session], submissions, promoter, submit_candidate)
     _finish(session.id, verdicts, session.remaining(), require, as_json)

@@ -119,7 +119,7 @@ class LocalClient(Client):
         """As `Client.ask`."""
         plan = make_plan(parse_request(dict(fields), Path()), self._registry, self._ledger)
         replayed = self._ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
-        check_questions(plan, self._ledger, self._registry, queries)
+        check_questions(plan, self._ledger, self._registry, queries, Path())
         session = Session.open(plan, self._ledger, self._registry)
         return {
             "session": session.id,

@@ -58,11 +58,11 @@ def plan_questions(
         )
     known = find_session(planned, ledger, registry)
     if is_new := known is None:
-        check_questions(plan, ledger, registry, questions)
+        # No file is named in a question, so the folder of paths is nobody's.
+        check_questions(plan, ledger, registry, questions, Path("/"))
 
     def answer() -> Reply:
         session = Session.open(plan, ledger, registry, run_identity=run)
-        # No file is named in a question, so the folder of paths is nobody's.
         answers = ask_all(session, questions, Path("/"))
         reply = {
             "session": session.id,

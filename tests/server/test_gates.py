@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import hashlib
 import io
 import json
 import logging
@@ -31,7 +32,7 @@ from dpflow.cli import app
 from dpflow.engine.sessions import candidate as candidates
 from dpflow.engine.sessions.model_process import FIRST, ModelProcess
 from dpflow.engine.sessions.process_lock import lock_process
-from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.server.gates import load_gates
 from dpflow.server.service import load_service
@@ -248,6 +249,64 @@ def test_a_file_that_is_no_model_charges_nothing(asked: Any, name: str) -> None:
     assert (answer.status_code, answer.json()["error"]) == (422, "invalid_input"), answer.text
     assert not answer.json()["retryable"] and "dpflow-candidate" not in answer.text
     assert client.get("/v1/remaining").json() == before and not Path("/tmp/dpflow-bomb").exists()
+
+
+LISTS: dict[str, Callable[[], list[dict[str, Any]]]] = {
+    "no file": lambda: [local(GOOD), local(None, file="gone.skops")],
+    "no model": lambda: [local(GOOD), local(ATTACKS["half"]())],
+    "other features": lambda: [local(ATTACKS["other features"]())],
+    "no table": lambda: [local(None, features=[], predictions={"database": "p.duckdb", "table": "p", "id": "person"})],
+    "a column that is none": lambda: [local(GOOD, features=["a", "nope"])],
+    "a claim beyond the metric": lambda: [local(GOOD, claim="7")],
+}  # fmt: skip
+
+
+def local(content: bytes | None, **fields: Any) -> dict[str, Any]:
+    """A candidate beside the ledger: its file is written where the list is."""
+    name = {} if content is None else {"file": hashlib.sha256(content).hexdigest()[:8] + ".skops"}
+    if content is not None:
+        Path(name["file"]).write_bytes(content)
+    return send(None) | name | fields
+
+
+@pytest.mark.parametrize("door", [("gate", "submit", "gate.yml"), ("ask", "gate.yml", "--queries")])
+def test_no_list_beside_the_ledger_charges_for_what_no_gate_can_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, door: tuple[str, ...]
+) -> None:
+    """As at a service: a file was read behind the charge of the whole gate."""
+    world = make_world(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    words = [*door, "list.yml", "--ledger", str(tmp_path / "ledger.sqlite")]
+    for name, make in LISTS.items():
+        Path("list.yml").write_text(yaml.safe_dump(make()))
+        done = CliRunner().invoke(app, words)
+        assert isinstance(done.exception, DpflowError), (name, done.output)
+        assert spent(world.ledger) == "0", name
+    # The same list without a fault is answered and paid.
+    Path("list.yml").write_text(yaml.safe_dump([local(GOOD)]))
+    assert CliRunner().invoke(app, words).exit_code == 0 and spent(world.ledger) == "40"
+
+
+def test_a_candidate_of_another_session_charges_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = make_world(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    params = {"epsilon": 1, "rows": 10, "queries": 3}
+    Path("gate.yml").write_text(
+        yaml.safe_dump(GATE | {"mechanism": "mean_queries", "params": params})
+    )
+    Path("list.yml").write_text(yaml.safe_dump([local(GOOD)]))
+    words = [
+        "ask",
+        "gate.yml",
+        "--queries",
+        "list.yml",
+        "--ledger",
+        str(tmp_path / "ledger.sqlite"),
+    ]
+    assert isinstance(CliRunner().invoke(app, words).exception, PlanRefused)
+    assert spent(world.ledger) == "0"
 
 
 @pytest.mark.parametrize("name", ATTACKS)

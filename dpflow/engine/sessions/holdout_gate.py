@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from dpflow.core.contract.gate import OUTCOMES, Gate
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
-from dpflow.engine.sessions.candidate import Candidate, Submission
+from dpflow.engine.sessions.candidate import Candidate, Submission, load_model
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import (
     InvalidDeclaration,
@@ -196,6 +197,32 @@ def check_submissions(
             unopened.require_used(parsed)
             if parsed.predictions is not None:
                 _require_public(unopened, parsed.predictions.database)
+
+
+def check_candidates(
+    plans: Sequence[Plan],
+    ledger: Ledger,
+    submissions: Sequence[Mapping[str, Any]],
+    promoter: Promotes | None = None,
+) -> None:
+    """Check all that verdicts check before they read rows, with the files of candidates, so that no gate is charged
+    for a list with one that it cannot judge. Of gates that were charged before only fields are checked. Raises as `judge`.
+    """
+    check_submissions(plans, ledger, submissions, promoter)
+    registry = Registry.load()
+    # The gates are asked about one candidate in turn, which is read once: its file and its rival's.
+    load = lru_cache(maxsize=2)(load_model)
+    unopened = [
+        Session("", "", plan, ledger, registry, load)
+        for plan in plans
+        if Session.find(plan, ledger, registry) is None
+    ]
+    if not unopened:
+        return
+    with read_tables_together(unopened[0], submissions):
+        for submission in submissions:
+            for session in unopened:
+                check_candidate(session, submission, promoter)
 
 
 def _fill_tracking(fields: Mapping[str, Any], promoter: Promotes | None) -> Mapping[str, Any]:

@@ -10,7 +10,13 @@ from typing import Any
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Predictions
-from dpflow.engine.sessions.holdout_gate import Promotes, judge, read_tables_together
+from dpflow.engine.sessions.holdout_gate import (
+    Promotes,
+    check_candidates,
+    judge,
+    read_tables_together,
+    require_gate,
+)
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, SessionClosed
 from dpflow.ledger import Ledger
@@ -19,12 +25,20 @@ from dpflow.tables import read_predictions
 
 
 def check_questions(
-    plan: Plan, ledger: Ledger, registry: Registry, queries: Sequence[Mapping[str, Any]]
+    plan: Plan,
+    ledger: Ledger,
+    registry: Registry,
+    queries: Sequence[Mapping[str, Any]],
+    base: Path,
 ) -> None:
-    """Check a list for `ask_all` before the session is charged, but for its candidates; reads no row.
+    """Check a list for `ask_all` before the session is charged; reads no row.
+
+    Args:
+        base: as of `ask_all`.
 
     Raises:
-        InvalidInput: a query cannot be asked.
+        InvalidInput: a query cannot be asked, or a candidate cannot be judged.
+        PlanRefused: a candidate is for a gate, and this is another session.
     """
     _require_mappings(queries)
     # Opening refuses what is no session.
@@ -33,6 +47,9 @@ def check_questions(
         for query in queries:
             if "name" not in query:
                 unopened.check_question(query)
+        if candidates := [resolve_paths(query, base) for query in queries if "name" in query]:
+            require_gate(plan)
+            check_candidates([plan], ledger, candidates)
 
 
 def _require_mappings(queries: Sequence[object]) -> None:
