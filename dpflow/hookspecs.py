@@ -159,7 +159,7 @@ def dpflow_register_estimators() -> Iterable[Estimator] | Mapping[str, str]:
 
 
 @hookspec
-def dpflow_register_calculators() -> Iterable[Calculator[Any]] | Mapping[str, str]:
+def dpflow_register_calculators() -> Iterable[Calculator] | Mapping[str, str]:
     """Return calculators (planners, bounds and tables that touch no rows), or their places. Called
     once while the registry loads.
     """

@@ -116,7 +116,7 @@ class Registry:
         self.origin: dict[str, str] = {}
         self.mechanisms: Mapping[str, AnyMechanism] = self._collect_objects("mechanism")
         self.estimators: Mapping[str, Estimator] = self._collect_objects("estimator")
-        self.calculators: Mapping[str, Calculator[Any]] = self._collect_objects("calculator")
+        self.calculators: Mapping[str, Calculator] = self._collect_objects("calculator")
 
     @classmethod
     def load(cls) -> Registry:
@@ -145,7 +145,7 @@ class Registry:
             raise UnknownName("estimator", name, self.estimators)
         return estimator
 
-    def find_calculator(self, name: str) -> Calculator[Any]:
+    def find_calculator(self, name: str) -> Calculator:
         """The calculator of this name, or `UnknownName`."""
         if not isinstance(calculator := self.calculators.get(name), Calculator):
             raise UnknownName("calculator", name, self.calculators)

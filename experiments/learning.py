@@ -23,7 +23,7 @@ from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms import sanitize_points
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 from dpflow_private_learning.theory import lower_bounds
-from dpflow_private_learning.theory.calculators import LearningCurves
+from dpflow_private_learning.theory.calculators import CALCULATORS
 
 import dpflow
 from dpflow.core.contract.declaration import Table
@@ -107,7 +107,7 @@ def failures(runs: int) -> Found:
 
 def needed(runs: int) -> Found:
     """Rows for a threshold against the number of bits, from the proofs; nothing is simulated."""
-    sheet = LearningCurves().run({})
+    sheet = CALCULATORS["learning_curves"].run({})
     curves = {
         name: [(row[0], row[i]) for row in sheet.rows] for i, name in enumerate(sheet.columns) if i
     }

@@ -79,7 +79,7 @@ def parse_words(inputs: list[str]) -> dict[str, Any]:
     return values
 
 
-def draw_sheet(calculator: Calculator[Any], sheet: Sheet, file: Path) -> None:
+def draw_sheet(calculator: Calculator, sheet: Sheet, file: Path) -> None:
     """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers
     are positive.
     """

@@ -173,7 +173,7 @@ def show_json(value: Any) -> None:
 
 
 def explain_entry(
-    entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator[Any], as_json: bool
+    entry: Mechanism[Any] | InteractiveMechanism[Any, Any] | Calculator, as_json: bool
 ) -> None:
     """Print what a mechanism or calculator is, and what its fields mean."""
     models: dict[str, type[BaseModel]] = {"field": entry.Params}

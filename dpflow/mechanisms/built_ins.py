@@ -68,12 +68,8 @@ def dpflow_register_estimators() -> dict[str, str]:
 
 @hookimpl
 def dpflow_register_calculators() -> dict[str, str]:
-    return {
-        "steps": "dpflow.mechanisms.calculators:Steps",
-        "group": "dpflow.mechanisms.calculators:Group",
-        "parallel": "dpflow.mechanisms.calculators:Parallel",
-        "median_rows": "dpflow.mechanisms.calculators:MedianRows",
-    }
+    names = ("steps", "group", "parallel", "median_rows")
+    return dict.fromkeys(names, "dpflow.mechanisms.calculators:CALCULATORS")
 
 
 @hookimpl

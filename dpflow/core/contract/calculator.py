@@ -1,4 +1,4 @@
-"""The third protocol of the plugin contract: a `Calculator` answers a question about methods, not
+"""The third part of the plugin contract: a `Calculator` answers a question about methods, not
 about rows.
 
 Planners (how many rows does this need?), bounds (what can no method reach?) and comparison tables
@@ -8,18 +8,16 @@ calculate NAME field=value ...`` or Python.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
+from inspect import get_annotations
+from typing import Any, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
 
 from dpflow.core.accounting.amounts import AS_WRITTEN
-from dpflow.core.contract.strict_models import TakesParams, describe_problems
+from dpflow.core.contract.strict_models import describe_problems
 from dpflow.errors import InvalidDeclaration
-
-P = TypeVar("P", bound=BaseModel)
 
 
 @dataclass(frozen=True)
@@ -48,23 +46,25 @@ class Sheet:
         }
 
 
-class Calculator(TakesParams, ABC, Generic[P]):
-    """A question about methods that needs no rows.
+class Calculator:
+    """A question about methods that needs no rows, answered by a function.
 
-    Class attributes:
-        name: the word on the command line, unique among installed plugins.
-        summary: one sentence for ``dpflow calculate``.
+    Attributes:
+        make_sheet: the function; its ``params`` are of a pydantic model, and it raises `InvalidInput` where its formula
+            does not hold.
+        name: the word on the command line, unique among installed plugins: the function's name without ``show_``.
+        summary: what it answers: the first paragraph of the function's docstring.
         citation: where the formula comes from.
-        Params: the pydantic model of its inputs, the class's type argument; its docstring says what they mean, in which unit.
+        Params: the model of its inputs; its docstring says what they mean, in which unit.
     """
 
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    citation: ClassVar[str]
-
-    @abstractmethod
-    def make_sheet(self, params: P) -> Sheet:
-        """The answer. Raises `InvalidInput` where the formula does not hold."""
+    def __init__(self, make_sheet: Callable[[Any], Sheet], citation: str) -> None:
+        """Take name, summary and inputs from a function."""
+        self.make_sheet, self.citation = make_sheet, citation
+        self.name = make_sheet.__name__.removeprefix("show_")
+        text = " ".join((make_sheet.__doc__ or "").partition("\n\n")[0].split())
+        self.summary = text[:1].lower() + text[1:].removesuffix(".")
+        self.Params: type[BaseModel] = get_annotations(make_sheet, eval_str=True)["params"]
 
     def run(self, given: Mapping[str, Any]) -> Sheet:
         """Validate inputs and calculate; one value where a list may be given is a list of one.
@@ -90,7 +90,13 @@ class Calculator(TakesParams, ABC, Generic[P]):
             raise InvalidDeclaration(
                 f"calculator {self.name}: {describe_problems(error)}"
             ) from None
-        return self.make_sheet(params)  # type: ignore[arg-type]
+        return self.make_sheet(params)
+
+
+def list_calculators(citations: Mapping[Callable[[Any], Sheet], str]) -> dict[str, Calculator]:
+    """A module's functions with their citations, as calculators by name: what a plugin registers."""
+    calculators = (Calculator(function, citation) for function, citation in citations.items())
+    return {calculator.name: calculator for calculator in calculators}
 
 
 def _is_list(kind: Any) -> bool:

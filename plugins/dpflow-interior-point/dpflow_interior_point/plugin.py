@@ -24,13 +24,14 @@ def dpflow_register_mechanisms() -> dict[str, str]:
 
 @hookimpl
 def dpflow_register_calculators() -> dict[str, str]:
-    return {
-        "interior_rows": "dpflow_interior_point.theory.calculators:InteriorRows",
-        "truncated_noise": "dpflow_interior_point.theory.calculators:TruncatedNoise",
-        "normalized_variance": "dpflow_interior_point.theory.calculators:NormalizedVariance",
-        "check_point": "dpflow_interior_point.theory.calculators:CheckPoint",
-        "hard_instance": "dpflow_interior_point.theory.calculators:HardInstance",
-    }
+    names = (
+        "interior_rows",
+        "truncated_noise",
+        "normalized_variance",
+        "check_point",
+        "hard_instance",
+    )
+    return dict.fromkeys(names, "dpflow_interior_point.theory.calculators:CALCULATORS")
 
 
 @hookimpl

@@ -33,14 +33,15 @@ def dpflow_register_mechanisms() -> dict[str, str]:
 
 @hookimpl
 def dpflow_register_calculators() -> dict[str, str]:
-    return {
-        "learning_rows": "dpflow_private_learning.theory.calculators:LearningRows",
-        "learning_thresholds_table": "dpflow_private_learning.theory.calculators:ThresholdTable",
-        "learning_curves": "dpflow_private_learning.theory.calculators:LearningCurves",
-        "learning_bounds": "dpflow_private_learning.theory.calculators:LearningBounds",
-        "learning_comparison": "dpflow_private_learning.theory.calculators:LearningComparison",
-        "vc_rows": "dpflow_private_learning.theory.calculators:VcRows",
-    }
+    names = (
+        "learning_rows",
+        "learning_thresholds_table",
+        "learning_curves",
+        "learning_bounds",
+        "learning_comparison",
+        "vc_rows",
+    )
+    return dict.fromkeys(names, "dpflow_private_learning.theory.calculators:CALCULATORS")
 
 
 @hookimpl

@@ -16,14 +16,7 @@ from dpflow_private_learning.building_blocks import projection, row_bounds, san_
 from dpflow_private_learning.mechanisms import small_domain
 from dpflow_private_learning.mechanisms.sanitize_points import plan_rounds
 from dpflow_private_learning.theory import lower_bounds, method_table, vc_dimension
-from dpflow_private_learning.theory.calculators import (
-    LearningBounds,
-    LearningComparison,
-    LearningCurves,
-    LearningRows,
-    ThresholdTable,
-    VcRows,
-)
+from dpflow_private_learning.theory.calculators import CALCULATORS
 from dpflow_private_learning.theory.method_table import Setting
 
 import dpflow
@@ -40,19 +33,23 @@ def test_rows_for_a_threshold_are_the_specifications() -> None:
 
     (33,645,870 is printed there as 3.37e7, by rounding twice.)
     """
-    table = [row[:-2] for row in ThresholdTable().run({}).rows]
+    table = [row[:-2] for row in CALCULATORS["learning_thresholds_table"].run({}).rows]
     assert table == [
         (16, 4, 564, 2.47e5, 2.93e6, 3.36e7, 3.52e8, 1.16e6, 8868, 8868),
         (32, 5, 1008, 3.39e5, 3.03e6, 3.4e7, 3.47e9, 1.19e6, 9717, 9717),
         (64, 5, 1895, 5.23e5, 3.12e6, 3.43e7, 3.49e9, 1.22e6, 10_584, 117_396),
     ]
-    assert [row[10] for row in ThresholdTable().run({}).rows] == [2, 2, 3]
-    assert [row[11] for row in ThresholdTable().run({}).rows] == [3.52e8, 3.56e9, 3.56e9]
+    assert [row[10] for row in CALCULATORS["learning_thresholds_table"].run({}).rows] == [2, 2, 3]
+    assert [row[11] for row in CALCULATORS["learning_thresholds_table"].run({}).rows] == [
+        3.52e8,
+        3.56e9,
+        3.56e9,
+    ]
     assert math.ceil(row_bounds.generalisation_rows(0.1, 0.1)) == 119_830
 
 
 def test_crossovers_are_the_specifications() -> None:
-    notes = LearningCurves().run({}).notes
+    notes = CALCULATORS["learning_curves"].run({}).notes
     assert [int(note.rsplit(" ", 1)[1]) for note in notes] == [469, 55_217, 149_674]
 
 
@@ -75,7 +72,9 @@ def test_other_systems_need_what_the_specification_says() -> None:
         inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
         rows = row_bounds.san_thresholds_rows(d, plan.calls, plan.minimum_rows, *inner)
         assert float(f"{rows:.3g}") == 4.33e8 and plan.minimum_rows == 76_248_230
-        ranges = by_name(LearningRows().run({"task": "sanitize-thresholds", "bits": d}))
+        ranges = by_name(
+            CALCULATORS["learning_rows"].run({"task": "sanitize-thresholds", "bits": d})
+        )
         lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
         assert float(f"{ranges['san-thresholds by Lemma 4.12']:.2g}") == lemma
     sample = row_bounds.label_private_sample(1, alpha, beta)
@@ -153,7 +152,7 @@ def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
     """
 
     def taken(**given: object) -> object:
-        return next(row[0] for row in LearningRows().run(given).rows if row[4])
+        return next(row[0] for row in CALCULATORS["learning_rows"].run(given).rows if row[4])
 
     assert taken(task="thresholds") == "learn_thresholds, levels: 1"
     assert taken(task="thresholds", bits=100_000) == "learn_thresholds, levels: 2 (proof)"
@@ -167,24 +166,26 @@ def test_planner_takes_what_is_practical_and_says_what_is_proven() -> None:
     )  # what cannot run is never taken
     found = {
         row[0]: row[5:]
-        for row in LearningRows().run({"task": "sanitize-points", "rows": 450_000}).rows
+        for row in CALCULATORS["learning_rows"]
+        .run({"task": "sanitize-points", "rows": 450_000})
+        .rows
     }
     assert found["sanitize_points, method: exponential"] == (True, None)
     assert found["sanitize_points, san-points, budget: paper"] == (False, True)
-    population = LearningRows().run({"task": "thresholds", "pac": "true"}).rows
+    population = CALCULATORS["learning_rows"].run({"task": "thresholds", "pac": "true"}).rows
     assert min(row[2] for row in population) == 119_830  # type: ignore[type-var]
-    assert len(LearningComparison().run({}).rows) == 7
+    assert len(CALCULATORS["learning_comparison"].run({}).rows) == 7
     for wrong in (
         {"task": "circles"},
         {"task": "points", "alpha": "1"},
         {"task": "points", "bits": 0},
     ):
         with pytest.raises(InvalidInput):
-            LearningRows().run(wrong)
+            CALCULATORS["learning_rows"].run(wrong)
 
 
 def test_lower_bounds_are_the_specifications() -> None:
-    cells = [row[3] for row in LearningBounds().run({}).rows]
+    cells = [row[3] for row in CALCULATORS["learning_bounds"].run({}).rows]
     assert cells[:3] == [44.3, 81.3, 155.2]
     assert cells[3:] == [
         3.4,
@@ -204,7 +205,7 @@ def test_lower_bounds_are_the_specifications() -> None:
     assert lower_bounds.least_alpha(1) == 0.05
     for broken in (
         lambda: lower_bounds.least_alpha(2),
-        lambda: LearningBounds().run({"alpha": "0.3"}),
+        lambda: CALCULATORS["learning_bounds"].run({"alpha": "0.3"}),
     ):
         with pytest.raises(InvalidInput):
             broken()
@@ -293,7 +294,7 @@ def test_vc_dimensions_by_brute_force() -> None:
         with_labels = np.hstack([concepts, ~concepts])
         alone, labelled = map(vc_dimension.vc_dimension, (concepts, with_labels))
         assert alone <= labelled <= 2 * alone or alone == 0
-    assert [row[1] for row in VcRows().run({}).rows] == [646, 23_026, 119_830]
+    assert [row[1] for row in CALCULATORS["vc_rows"].run({}).rows] == [646, 23_026, 119_830]
 
 
 def test_tails_bound_what_they_say() -> None:
@@ -316,7 +317,7 @@ def test_tails_bound_what_they_say() -> None:
 @pytest.mark.parametrize("task", list(method_table._BY_TASK))
 def test_what_is_recommended_names_its_theorem(task: str) -> None:
     """The note behind `take` has the citation of the mechanism that it names."""
-    sheet = LearningRows().run({"task": task})
+    sheet = CALCULATORS["learning_rows"].run({"task": task})
     name = next(row[0] for row in sheet.rows if row[4])
     first = sheet.notes[0]
     assert first.startswith(f"take {name}: ") and any(year in first for year in ("20", "19"))

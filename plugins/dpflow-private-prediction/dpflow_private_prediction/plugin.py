@@ -22,19 +22,20 @@ def dpflow_register_mechanisms() -> dict[str, str]:
 
 @hookimpl
 def dpflow_register_calculators() -> dict[str, str]:
-    return {
-        "prediction_budget": "dpflow_private_prediction.theory.calculators:PredictionBudget",
-        "prediction_count": "dpflow_private_prediction.theory.calculators:PredictionCount",
-        "vote_sizes": "dpflow_private_prediction.theory.calculators:VoteSizes",
-        "average_sizes": "dpflow_private_prediction.theory.calculators:AverageSizes",
-        "walk_sizes": "dpflow_private_prediction.theory.calculators:WalkSizes",
-        "linear_sizes": "dpflow_private_prediction.theory.calculators:LinearSizes",
-        "linear_noise": "dpflow_private_prediction.theory.calculators:LinearNoise",
-        "vote_noise": "dpflow_private_prediction.theory.calculators:VoteNoise",
-        "prediction_floor": "dpflow_private_prediction.theory.calculators:PredictionFloor",
-        "prediction_certificate": "dpflow_private_prediction.theory.calculators:Certificate",
-        "predicting_or_learning": "dpflow_private_prediction.theory.calculators:PredictingVersusLearning",
-    }
+    names = (
+        "prediction_budget",
+        "prediction_count",
+        "vote_sizes",
+        "average_sizes",
+        "walk_sizes",
+        "linear_sizes",
+        "linear_noise",
+        "vote_noise",
+        "prediction_floor",
+        "prediction_certificate",
+        "predicting_or_learning",
+    )
+    return dict.fromkeys(names, "dpflow_private_prediction.theory.calculators:CALCULATORS")
 
 
 @hookimpl

@@ -22,21 +22,31 @@ def dpflow_register_mechanisms() -> dict[str, str]:
 @hookimpl
 def dpflow_register_calculators() -> dict[str, str]:
     return {
-        "samples": "dpflow_stable_median.theory.calculators:Samples",
-        "sample_curves": "dpflow_stable_median.theory.calculators:SampleCurves",
-        "failure_curves": "dpflow_stable_median.theory.calculators:FailureCurves",
-        "interval_widths": "dpflow_stable_median.theory.calculators:Widths",
-        "median_sizes": "dpflow_stable_median.theory.calculators:MedianSizes",
-        "mean_sizes": "dpflow_stable_median.theory.calculators:MeanSizes",
-        "choose_method": "dpflow_stable_median.theory.calculators:ChooseMethod",
-        "transfer": "dpflow_stable_median.theory.theorems:Transfer",
-        "transfer_groups": "dpflow_stable_median.theory.theorems:TransferGroups",
-        "answer_accuracy": "dpflow_stable_median.theory.theorems:Accuracy",
-        "mean_transfer": "dpflow_stable_median.theory.theorems:MeanTransfer",
-        "composition": "dpflow_stable_median.theory.theorems:Composition",
-        "laplace_accuracy": "dpflow_stable_median.theory.theorems:LaplaceAccuracy",
-        "sign_attack": "dpflow_stable_median.theory.sign_attack:SignAttack",
-        "adaptive_widths": "dpflow_stable_median.theory.adaptive_widths:AdaptiveWidths",
+        **dict.fromkeys(
+            (
+                "samples",
+                "sample_curves",
+                "failure_curves",
+                "interval_widths",
+                "median_sizes",
+                "mean_sizes",
+                "choose_method",
+            ),
+            "dpflow_stable_median.theory.calculators:CALCULATORS",
+        ),
+        **dict.fromkeys(
+            (
+                "transfer",
+                "transfer_groups",
+                "answer_accuracy",
+                "mean_transfer",
+                "composition",
+                "laplace_accuracy",
+            ),
+            "dpflow_stable_median.theory.theorems:CALCULATORS",
+        ),
+        "sign_attack": "dpflow_stable_median.theory.sign_attack:CALCULATORS",
+        "adaptive_widths": "dpflow_stable_median.theory.adaptive_widths:CALCULATORS",
     }
 
 

@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 from dpflow_stable_median.theory import adaptive_widths
 from dpflow_stable_median.theory.adaptive_widths import (
+    CALCULATORS,
     METHODS,
-    AdaptiveWidths,
+    AdaptiveWidthParams,
     monitor_width,
     posterior_width,
+    show_adaptive_widths,
     splitting_width,
 )
 
@@ -68,7 +70,7 @@ def test_noise_that_is_wide_enough_covers_an_adaptive_attack() -> None:
 
 
 def test_the_table_says_which_is_narrowest() -> None:
-    sheet = AdaptiveWidths().make_sheet(AdaptiveWidths.Params(rows=(1_000, 10**6), queries=(10, 10**4)))  # fmt: skip
+    sheet = show_adaptive_widths(AdaptiveWidthParams(rows=(1_000, 10**6), queries=(10, 10**4)))  # fmt: skip
     names = list(METHODS)
     for row in sheet.rows:
         widths = dict(zip(names, row[2:6], strict=True))
@@ -89,7 +91,7 @@ def _write_cell(cell: object) -> str:
 def test_the_pages_table_is_the_programs(rows: tuple[int, ...]) -> None:
     page = Path(__file__).parents[3] / "docs" / "research" / "gate-widths.md"
     text = page.read_text(encoding="utf-8")
-    for row in AdaptiveWidths().make_sheet(AdaptiveWidths.Params(rows=rows)).rows:
+    for row in show_adaptive_widths(AdaptiveWidthParams(rows=rows)).rows:
         cells = [_write_cell(cell) for cell in row]
         assert f"| {' | '.join(cells)} |" in text, cells
 
@@ -97,7 +99,7 @@ def test_the_pages_table_is_the_programs(rows: tuple[int, ...]) -> None:
 def test_the_narrowest_names_theorem_and_premise() -> None:
     """Of each method that is the narrowest somewhere, and of no other."""
     assert METHODS.keys() == adaptive_widths.PREMISES.keys()
-    sheet = AdaptiveWidths().run({})
+    sheet = CALCULATORS["adaptive_widths"].run({})
     best = {row[sheet.columns.index("narrowest")] for row in sheet.rows} - {"none"}
     said = {
         name for name in METHODS if any(f"Where {name} is the narrowest" in n for n in sheet.notes)

@@ -309,7 +309,7 @@ def test_the_largest_step_is_never_below_the_plain_sum() -> None:
     """Five steps of epsilon 1: .2 each is allowed by the plain sum, and the forms for many steps
     said .084 at most.
     """
-    sheet = theorems.Composition().run({"count": 5, "epsilon": 1})
+    sheet = theorems.CALCULATORS["composition"].run({"count": 5, "epsilon": 1})
     steps = {name: step for name, step, _ in sheet.rows}
     assert (
         0.2 - 1e-15 < steps["plain sum"] <= 0.2
@@ -317,5 +317,5 @@ def test_the_largest_step_is_never_below_the_plain_sum() -> None:
     )
     # The step is a double below 1/5, and its six digits are no larger than it is.
     assert sheet.notes[0] == "take 0.199999 a step: plain sum (basic composition, delta 0)"
-    many = theorems.Composition().run({"count": 10_000, "epsilon": 1})
+    many = theorems.CALCULATORS["composition"].run({"count": 10_000, "epsilon": 1})
     assert "plain sum" not in many.notes[0]

@@ -12,7 +12,7 @@ from math import ceil, comb, log
 import pytest
 from dpflow_private_prediction.theory import prediction_sizes
 from dpflow_stable_median.building_blocks import lecture_sizes, median_sizes
-from dpflow_stable_median.theory.calculators import ChooseMethod
+from dpflow_stable_median.theory.calculators import CALCULATORS
 from scipy.stats import binom
 
 ALPHAS, BETAS = (0.3, 0.1, 0.02), (0.4, 0.05, 1e-6)
@@ -119,7 +119,7 @@ def test_medians_of_split_groups_need_no_more_groups(queries: int) -> None:
     task = median_sizes.AnsweringTask(queries, 1000, 0.05)
     groups = median_sizes.splitting_groups(task)[0] // queries
     inputs = {"queries": queries, "beta": 0.05, "tau": 0.1, "range": 1000, "sd": 0.5}
-    rows = dict(row[:2] for row in ChooseMethod().run(inputs).rows)
+    rows = dict(row[:2] for row in CALCULATORS["choose_method"].run(inputs).rows)
     t = rows["splitting, group medians"] // (groups * queries)
 
     def off(groups: int, p: float) -> float:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import Field, FiniteFloat, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import SystemSource
@@ -74,96 +74,86 @@ class InteriorRowsParams(NoiseParams):
         return self
 
 
-class InteriorRows(Calculator[InteriorRowsParams]):
-    """Rows for an interior point and a median without a range, by distribution."""
+def show_interior_rows(params: InteriorRowsParams) -> Sheet:
+    """Rows that a median or interior point of a column without a known range needs.
 
-    name = "interior_rows"
-    summary = "rows that a median or interior point of a column without a known range needs"
-    citation = CITATION + ", Theorems 3.1 and 4.1 with constants derived here"
-
-    def make_sheet(self, params: InteriorRowsParams) -> Sheet:
-        """One row per distribution; proved sample sizes are in the notes."""
-        share = GroupShare(params.epsilon, params.delta, params.exchange, params.rows)
-        # A median trims by the number of rows, which only replaced units of one row make public.
-        counted = (
-            share
-            if params.exchange and params.rows == 1
-            else share.take_share(1 - COUNTING, Fraction(1))
-        )
-        pairs, cells = share.stage_noise(None)
-        median = row_counts.rows_for_median(
-            *counted.stage_noise(None, sliced=True), params.alpha, params.alpha / 4
-        )
-        shapes = dict(row_counts.SHAPES)
-        if params.q is not None and params.p2 is not None:
-            shapes = {"yours": (params.q, params.p2)}
-        rows = [
-            (name, row_counts.rows_needed(pairs, cells, q, p2), median)
-            for name, (q, p2) in shapes.items()
-        ]
-        c, beta = params.c, params.beta
-        proved = row_counts.proved_rows_for_point(pairs, cells, c, beta)
-        largest = row_counts.proved_rows_for_largest(pairs, cells, c, beta)
-        scale = row_counts.proved_rows_for_scale(share.pair_noise(), c, beta)
-        middle = row_counts.proved_rows_for_median(
-            *counted.stage_noise(None, sliced=True), c, beta, float(params.alpha)
-        )
-        notes = (
-            "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
-            f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "
-            f"largest {largest}, first moment within (1/8, {46 * c:.0f}) times {scale}",
-            f"proved for the median, if the middle {float(2 * params.alpha):g} of the distribution has that variance: {middle}",
-        )
-        return Sheet(
-            ("distribution", "interior point", "median"),
-            tuple(rows),
-            notes,
-        )
+    One row per distribution; proved sample sizes are in the notes.
+    """
+    share = GroupShare(params.epsilon, params.delta, params.exchange, params.rows)
+    # A median trims by the number of rows, which only replaced units of one row make public.
+    counted = (
+        share
+        if params.exchange and params.rows == 1
+        else share.take_share(1 - COUNTING, Fraction(1))
+    )
+    pairs, cells = share.stage_noise(None)
+    median = row_counts.rows_for_median(
+        *counted.stage_noise(None, sliced=True), params.alpha, params.alpha / 4
+    )
+    shapes = dict(row_counts.SHAPES)
+    if params.q is not None and params.p2 is not None:
+        shapes = {"yours": (params.q, params.p2)}
+    rows = [
+        (name, row_counts.rows_needed(pairs, cells, q, p2), median)
+        for name, (q, p2) in shapes.items()
+    ]
+    c, beta = params.c, params.beta
+    proved = row_counts.proved_rows_for_point(pairs, cells, c, beta)
+    largest = row_counts.proved_rows_for_largest(pairs, cells, c, beta)
+    scale = row_counts.proved_rows_for_scale(share.pair_noise(), c, beta)
+    middle = row_counts.proved_rows_for_median(
+        *counted.stage_noise(None, sliced=True), c, beta, float(params.alpha)
+    )
+    notes = (
+        "planned rows: about 95 % of the releases answer (measured); the median's number supposes continuous data",
+        f"proved for every distribution of normalised variance {c:.3g}, failure {beta:g}: interior point {proved}, with rule "
+        f"largest {largest}, first moment within (1/8, {46 * c:.0f}) times {scale}",
+        f"proved for the median, if the middle {float(2 * params.alpha):g} of the distribution has that variance: {middle}",
+    )
+    return Sheet(
+        ("distribution", "interior point", "median"),
+        tuple(rows),
+        notes,
+    )
 
 
-class TruncatedNoise(Calculator[NoiseParams]):
-    """The least radius of truncated Laplace noise, exactly, beside formulas in circulation."""
+def show_truncated_noise(params: NoiseParams) -> Sheet:
+    """The radius of truncated Laplace noise, exact and as formulas in circulation have it.
 
-    name = "truncated_noise"
-    summary = "the radius of truncated Laplace noise, exact and as formulas in circulation have it"
-    citation = CITATION + ", Lemma 2.3, whose condition is derived here"
+    One row per formula: its radius, and the share of delta that it spends.
+    """
+    e, d, k = params.epsilon, params.delta, params.rows
+    noise = count_noise(e, d, k, exchange=params.exchange)
+    moved = Fraction(k * (2 if params.exchange else 1))
+    exact = pair_radius(e, d, k) if params.exchange else scalar_radius(e, d, moved)
 
-    def make_sheet(self, params: NoiseParams) -> Sheet:
-        """One row per formula: its radius, and the share of delta that it spends."""
-        e, d, k = params.epsilon, params.delta, params.rows
-        noise = count_noise(e, d, k, exchange=params.exchange)
-        moved = Fraction(k * (2 if params.exchange else 1))
-        exact = pair_radius(e, d, k) if params.exchange else scalar_radius(e, d, moved)
+    def delta_of_vector(radius: float) -> float:
+        """Delta that a radius spends on a vector, in units of delta."""
+        return math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
 
-        def delta_of_vector(radius: float) -> float:
-            """Delta that a radius spends on a vector, in units of delta."""
-            return (
-                math.expm1(float(e)) / (2 * math.expm1(float(e) * radius / float(moved))) / float(d)
-            )
-
-        vectors = {
-            "vector of that L1 sensitivity, continuous": scalar_radius(e, d, moved),
-            "D (1 + ln(1/(2 delta))/epsilon), sufficient": simple_radius(e, d, moved),
-            "D ln(1/(2 delta))/epsilon, in circulation": float(moved / e) * math.log(1 / (2 * d)),
-            "D ln(1/delta)/epsilon, in circulation": float(moved / e) * math.log(1 / d),
-        }
-        rows = [
-            (
-                "histogram, integer noise (used)",
-                float(noise.radius),
-                round(_spent_delta_share(noise, k, params.exchange) / float(d), 3),
-            ),
-            ("histogram, continuous", round(exact, 3), 1.0),
-            *(
-                (name, round(radius, 3), round(delta_of_vector(radius), 3))
-                for name, radius in vectors.items()
-            ),
-        ]
-        notes = (
-            "the last column is what the radius spends on what it is for, in units of delta; above 1 it is wrong",
-            f"scale {float(noise.scale):g}; one unit changes counts by {float(moved):g} in all",
-        )
-        return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
+    vectors = {
+        "vector of that L1 sensitivity, continuous": scalar_radius(e, d, moved),
+        "D (1 + ln(1/(2 delta))/epsilon), sufficient": simple_radius(e, d, moved),
+        "D ln(1/(2 delta))/epsilon, in circulation": float(moved / e) * math.log(1 / (2 * d)),
+        "D ln(1/delta)/epsilon, in circulation": float(moved / e) * math.log(1 / d),
+    }
+    rows = [
+        (
+            "histogram, integer noise (used)",
+            float(noise.radius),
+            round(_spent_delta_share(noise, k, params.exchange) / float(d), 3),
+        ),
+        ("histogram, continuous", round(exact, 3), 1.0),
+        *(
+            (name, round(radius, 3), round(delta_of_vector(radius), 3))
+            for name, radius in vectors.items()
+        ),
+    ]
+    notes = (
+        "the last column is what the radius spends on what it is for, in units of delta; above 1 it is wrong",
+        f"scale {float(noise.scale):g}; one unit changes counts by {float(moved):g} in all",
+    )
+    return Sheet(("noise", "radius", "delta spent / delta"), tuple(rows), notes)
 
 
 def _spent_delta_share(noise: TruncatedNoiseLaw, rows: int, exchange: bool) -> float:
@@ -183,28 +173,22 @@ class PublicColumnParams(Params):
     values: Values
 
 
-class NormalizedVariance(Calculator[PublicColumnParams]):
-    """Whether the theorem covers a column, told from public or simulated values."""
+def show_normalized_variance(params: PublicColumnParams) -> Sheet:
+    """Mean absolute deviation, variance and normalised variance of public values (not private).
 
-    name = "normalized_variance"
-    summary = (
-        "mean absolute deviation, variance and normalised variance of public values (not private)"
+    Deviation, variance and their ratio. Raises `InvalidInput` on infinite values.
+    """
+    spread = public_columns.normalized_variance(params.values)
+    rows = (
+        ("E|X - mean|", spread.deviation),
+        ("variance", spread.variance),
+        ("normalised variance", spread.normalized),
     )
-    citation = CITATION + ", Definition 2.5"
-
-    def make_sheet(self, params: PublicColumnParams) -> Sheet:
-        """Deviation, variance and their ratio. Raises `InvalidInput` on infinite values."""
-        spread = public_columns.normalized_variance(params.values)
-        rows = (
-            ("E|X - mean|", spread.deviation),
-            ("variance", spread.variance),
-            ("normalised variance", spread.normalized),
-        )
-        return Sheet(
-            ("measure", "value"),
-            rows,
-            ("never call this with rows that somebody protects: it adds no noise",),
-        )
+    return Sheet(
+        ("measure", "value"),
+        rows,
+        ("never call this with rows that somebody protects: it adds no noise",),
+    )
 
 
 class CheckPointParams(PublicColumnParams):
@@ -216,26 +200,22 @@ class CheckPointParams(PublicColumnParams):
     alpha: Exact = Fraction(1, 4)
 
 
-class CheckPoint(Calculator[CheckPointParams]):
-    """Whether a point is an interior point and an approximate median of public values."""
+def show_check_point(params: CheckPointParams) -> Sheet:
+    """Whether a point is an interior point or an approximate median of public values (not private).
 
-    name = "check_point"
-    summary = "whether a point is an interior point or an approximate median of public values (not private)"
-    citation = CITATION + ", conditions (1) and (2), atoms included"
-
-    def make_sheet(self, params: CheckPointParams) -> Sheet:
-        """Yes or no for both definitions, and the shares of values on either side."""
-        x, z, n = params.values, params.point, len(params.values)
-        rows = (
-            ("interior point", public_columns.is_interior_point(x, z)),
-            (
-                f"{float(params.alpha):g}-approximate median",
-                public_columns.is_approximate_median(x, z, params.alpha),
-            ),
-            ("share of values at or below", sum(v <= z for v in x) / n),
-            ("share of values at or above", sum(v >= z for v in x) / n),
-        )
-        return Sheet(("question", "answer"), rows)
+    Yes or no for both definitions, and the shares of values on either side.
+    """
+    x, z, n = params.values, params.point, len(params.values)
+    rows = (
+        ("interior point", public_columns.is_interior_point(x, z)),
+        (
+            f"{float(params.alpha):g}-approximate median",
+            public_columns.is_approximate_median(x, z, params.alpha),
+        ),
+        ("share of values at or below", sum(v <= z for v in x) / n),
+        ("share of values at or above", sum(v >= z for v in x) / n),
+    )
+    return Sheet(("question", "answer"), rows)
 
 
 class HardInstanceParams(Params):
@@ -249,26 +229,33 @@ class HardInstanceParams(Params):
     alpha: Annotated[float, Field(gt=0, lt=0.5)] = 0.25
 
 
-class HardInstance(Calculator[HardInstanceParams]):
-    """Values on which no private method can answer with few rows, to see that yours says none."""
+def show_hard_instance(params: HardInstanceParams) -> Sheet:
+    """A column on which private interior points or medians must fail, drawn afresh.
 
-    name = "hard_instance"
-    summary = "a column on which private interior points or medians must fail, drawn afresh"
-    citation = CITATION + ", Section 1.1"
+    One row per value, from fresh randomness; the note says what is hard.
+    """
+    # no private rows: the randomness only makes a fresh example
+    source = SystemSource()
+    note = "every value has a scale of its own: neither interior points nor medians can be answered on few rows"
+    if params.kind == "random_bits":
+        values = public_columns.random_bits(params.rows, source)
+    elif params.kind == "log_spread":
+        values = public_columns.log_spread(params.rows, source)
+    else:
+        share = 0.5 - params.alpha
+        values = public_columns.hard_median(
+            public_columns.log_spread(params.rows, source, high=0), share, source
+        )
+        note = f"normalised variance at most {1 / (2 * share) ** 2:.3g}: interior points are easy, medians are not"
+    return Sheet(("value",), tuple((float(v),) for v in values), (note,))
 
-    def make_sheet(self, params: HardInstanceParams) -> Sheet:
-        """One row per value, from fresh randomness; the note says what is hard."""
-        # no private rows: the randomness only makes a fresh example
-        source = SystemSource()
-        note = "every value has a scale of its own: neither interior points nor medians can be answered on few rows"
-        if params.kind == "random_bits":
-            values = public_columns.random_bits(params.rows, source)
-        elif params.kind == "log_spread":
-            values = public_columns.log_spread(params.rows, source)
-        else:
-            share = 0.5 - params.alpha
-            values = public_columns.hard_median(
-                public_columns.log_spread(params.rows, source, high=0), share, source
-            )
-            note = f"normalised variance at most {1 / (2 * share) ** 2:.3g}: interior points are easy, medians are not"
-        return Sheet(("value",), tuple((float(v),) for v in values), (note,))
+
+CALCULATORS = list_calculators(
+    {
+        show_interior_rows: CITATION + ", Theorems 3.1 and 4.1 with constants derived here",
+        show_truncated_noise: CITATION + ", Lemma 2.3, whose condition is derived here",
+        show_normalized_variance: CITATION + ", Definition 2.5",
+        show_check_point: CITATION + ", conditions (1) and (2), atoms included",
+        show_hard_instance: CITATION + ", Section 1.1",
+    }
+)

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
 from dpflow_private_learning.building_blocks import row_bounds
@@ -57,45 +57,41 @@ class RowsParams(Aim):
     pac: bool = False
 
 
-class LearningRows(Calculator[RowsParams]):
-    """Required rows by method, the practical one first."""
+def show_learning_rows(params: RowsParams) -> Sheet:
+    """Rows that each private learner or sanitizer needs, and which to take.
 
-    name = "learning_rows"
-    summary = "rows that each private learner or sanitizer needs, and which to take"
-    citation = "Beimel, Nissim, Stemmer 2013/2016; proofs' own constants where marked"
-
-    def make_sheet(self, params: RowsParams) -> Sheet:
-        """One line per method, fewest rows first; the notes name the one to take."""
-        pac, task = params.pac and params.task in TASKS["learners"], (params.task, params.bits)
-        candidates = list_methods(*task, params.k, params.columns, params.to_setting(), pac)
-        if pac:
-            dimension = 2 * params.columns if params.task == "rectangles" else 1
-            common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
-            # Both must hold: errors on the rows, and the step to the population.
-            candidates = [replace(m, rows=max(m.rows, common)) for m in candidates]
-        # Methods that are only numbers to compare with are never recommended.
-        runnable = (m for m in candidates if m.mechanism is not None)
-        best = min(runnable, key=lambda m: (m.rows, not m.pure))
-        assert best.mechanism is not None
-        cells = []
-        for m in sorted(candidates, key=lambda m: m.rows):
-            proven = runs = None
-            if params.rows is not None:
-                proven = params.rows >= m.rows
-                runs = None if m.min_rows is None else params.rows >= m.min_rows
-            kind = "pure" if m.pure else "approximate"
-            rows = (_ceil_finite(m.rows), m.min_rows)
-            cells.append((m.name, kind, *rows, m is best, proven, runs))
-        notes = (
-            f"take {best.name}: {best.mechanism.citation}",
-            "a method without minimum rows is private with any number of rows",
-            "rows: from which the mechanism's own plan proves its accuracy, one replaced row a unit; a method runs below that, and "
-            "its result says so. A release that must count its rows needs more, twice the count's margin; one that does not count "
-            "states its accuracy for a public number alone",
-            "lines with a theorem, and those too large to run, are to compare with: they spend all of epsilon on the choice",
-        )
-        columns = ("method", "privacy", "rows", "minimum rows", "take", "proven", "may run")
-        return Sheet(columns, tuple(cells), notes)
+    One line per method, fewest rows first; the notes name the one to take.
+    """
+    pac, task = params.pac and params.task in TASKS["learners"], (params.task, params.bits)
+    candidates = list_methods(*task, params.k, params.columns, params.to_setting(), pac)
+    if pac:
+        dimension = 2 * params.columns if params.task == "rectangles" else 1
+        common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
+        # Both must hold: errors on the rows, and the step to the population.
+        candidates = [replace(m, rows=max(m.rows, common)) for m in candidates]
+    # Methods that are only numbers to compare with are never recommended.
+    runnable = (m for m in candidates if m.mechanism is not None)
+    best = min(runnable, key=lambda m: (m.rows, not m.pure))
+    assert best.mechanism is not None
+    cells = []
+    for m in sorted(candidates, key=lambda m: m.rows):
+        proven = runs = None
+        if params.rows is not None:
+            proven = params.rows >= m.rows
+            runs = None if m.min_rows is None else params.rows >= m.min_rows
+        kind = "pure" if m.pure else "approximate"
+        rows = (_ceil_finite(m.rows), m.min_rows)
+        cells.append((m.name, kind, *rows, m is best, proven, runs))
+    notes = (
+        f"take {best.name}: {best.mechanism.citation}",
+        "a method without minimum rows is private with any number of rows",
+        "rows: from which the mechanism's own plan proves its accuracy, one replaced row a unit; a method runs below that, and "
+        "its result says so. A release that must count its rows needs more, twice the count's margin; one that does not count "
+        "states its accuracy for a public number alone",
+        "lines with a theorem, and those too large to run, are to compare with: they spend all of epsilon on the choice",
+    )
+    columns = ("method", "privacy", "rows", "minimum rows", "take", "proven", "may run")
+    return Sheet(columns, tuple(cells), notes)
 
 
 class ApproximateAim(Aim):
@@ -110,35 +106,30 @@ class ThresholdTableParams(ApproximateAim):
     bits: tuple[Bits, ...] = (16, 32, 64)
 
 
-class ThresholdTable(Calculator[ThresholdTableParams]):
-    """The specification's table of rows for proper learning of thresholds, private part."""
+def show_learning_thresholds_table(params: ThresholdTableParams) -> Sheet:
+    """Rows for a threshold, all of epsilon spent on it: exponential mechanism, Theorem 3.18, Lemma
+    3.14, the proof's own steps.
 
-    name = "learning_thresholds_table"
-    summary = "rows for a threshold, all of epsilon spent on it: exponential mechanism, Theorem 3.18, Lemma 3.14, the proof's own steps"
-    citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16"
-
-    def make_sheet(self, params: ThresholdTableParams) -> Sheet:
-        """One line per domain size, one column per bound on the rows."""
-        setting = params.to_floats()
-        alpha, beta, epsilon, _ = setting
-        cells = []
-        for d in params.bits:
-            stars, top = log_star(d), 2**d
-            exponential = math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon))
-            theorem = {n: row_bounds.theorem_3_18(d, n, *setting) for n in range(1, stars + 1)}
-            printed = (
-                _round_digits(theorem[n]) if n in theorem else None for n in (1, 2, 3, stars)
-            )
-            lemma = _round_digits(row_bounds.lemma_3_14(d, 2, *setting))
-            proof = (math.ceil(row_bounds.threshold_rows(top, n, *setting)) for n in (2, 3))
-            remark = _round_digits(row_bounds.remark_3_16(d, *setting))
-            depth = recursion_depth(top, 64)
-            cells.append((d, stars, exponential, *printed, lemma, *proof, depth, remark))
-        theorems = ("THM N=1", "THM N=2", "THM N=3", "THM N=log*")
-        heads = ("EM", *theorems, "LEM N=2", "PROOF N=2", "PROOF N>=3", "D")
-        common = math.ceil(row_bounds.generalisation_rows(alpha, beta))
-        note = f"whatever the method, a promise about the population also needs {common} rows"
-        return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
+    One line per domain size, one column per bound on the rows.
+    """
+    setting = params.to_floats()
+    alpha, beta, epsilon, _ = setting
+    cells = []
+    for d in params.bits:
+        stars, top = log_star(d), 2**d
+        exponential = math.ceil(row_bounds.exponential_rows(top, alpha, beta, epsilon))
+        theorem = {n: row_bounds.theorem_3_18(d, n, *setting) for n in range(1, stars + 1)}
+        printed = (_round_digits(theorem[n]) if n in theorem else None for n in (1, 2, 3, stars))
+        lemma = _round_digits(row_bounds.lemma_3_14(d, 2, *setting))
+        proof = (math.ceil(row_bounds.threshold_rows(top, n, *setting)) for n in (2, 3))
+        remark = _round_digits(row_bounds.remark_3_16(d, *setting))
+        depth = recursion_depth(top, 64)
+        cells.append((d, stars, exponential, *printed, lemma, *proof, depth, remark))
+    theorems = ("THM N=1", "THM N=2", "THM N=3", "THM N=log*")
+    heads = ("EM", *theorems, "LEM N=2", "PROOF N=2", "PROOF N>=3", "D")
+    common = math.ceil(row_bounds.generalisation_rows(alpha, beta))
+    note = f"whatever the method, a promise about the population also needs {common} rows"
+    return Sheet(("d", "log*", *heads, "Remark 3.16"), tuple(cells), (note,), x="d")
 
 
 class CurvesParams(ApproximateAim):
@@ -147,42 +138,35 @@ class CurvesParams(ApproximateAim):
     most: Annotated[int, Field(ge=16, le=200_000)] = 200_000
 
 
-class LearningCurves(Calculator[CurvesParams]):
-    """Rows against the domain, and where RecConcave begins to need fewer than the exponential
-    mechanism.
+def show_learning_curves(params: CurvesParams) -> Sheet:
+    """Rows for a threshold over 2^d values, all of epsilon spent on it: where RecConcave overtakes
+    the exponential mechanism.
+
+    Rows at 25 domain sizes, evenly spaced in log d, and where the curves cross.
     """
+    setting = params.to_floats()
+    alpha, beta, epsilon, _ = setting
+    kinds: dict[str, Callable[[int], float]] = {
+        "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *setting) for n in (2, 3)),
+        "lemma 3.14": lambda d: best(row_bounds.lemma_3_14, d),
+        "theorem 3.18": lambda d: best(row_bounds.theorem_3_18, d),
+    }
 
-    name = "learning_curves"
-    summary = "rows for a threshold over 2^d values, all of epsilon spent on it: where RecConcave overtakes the exponential mechanism"
-    citation = "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed"
+    def best(bound: Callable[..., float], d: int) -> float:
+        return min(bound(d, n, *setting) for n in range(2, log_star(d) + 1))
 
-    def make_sheet(self, params: CurvesParams) -> Sheet:
-        """Rows at 25 domain sizes, evenly spaced in log d, and where the curves cross."""
-        setting = params.to_floats()
-        alpha, beta, epsilon, _ = setting
-        kinds: dict[str, Callable[[int], float]] = {
-            "proof": lambda d: min(row_bounds.threshold_rows(2**d, n, *setting) for n in (2, 3)),
-            "lemma 3.14": lambda d: best(row_bounds.lemma_3_14, d),
-            "theorem 3.18": lambda d: best(row_bounds.theorem_3_18, d),
-        }
+    def exponential(d: int) -> float:
+        return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
 
-        def best(bound: Callable[..., float], d: int) -> float:
-            return min(bound(d, n, *setting) for n in range(2, log_star(d) + 1))
-
-        def exponential(d: int) -> float:
-            return row_bounds.exponential_rows(2**d, alpha, beta, epsilon)
-
-        # Evenly spaced on a logarithmic axis, from 16 bits on.
-        grid = sorted({round(16 * (params.most / 16) ** (i / 24)) for i in range(25)})
-        cells = tuple(
-            (d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid
-        )
-        notes = []
-        for name, f in kinds.items():
-            at = _find_crossover(f, exponential, params.most)
-            says = f"fewer rows than the exponential mechanism from d = {at}" if at else "never"
-            notes.append(f"{name}: {says}")
-        return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
+    # Evenly spaced on a logarithmic axis, from 16 bits on.
+    grid = sorted({round(16 * (params.most / 16) ** (i / 24)) for i in range(25)})
+    cells = tuple((d, round(exponential(d)), *(round(f(d)) for f in kinds.values())) for d in grid)
+    notes = []
+    for name, f in kinds.items():
+        at = _find_crossover(f, exponential, params.most)
+        says = f"fewer rows than the exponential mechanism from d = {at}" if at else "never"
+        notes.append(f"{name}: {says}")
+    return Sheet(("d", "exponential mechanism", *kinds), cells, tuple(notes), x="d")
 
 
 class LowerBoundsParams(Aim):
@@ -192,39 +176,33 @@ class LowerBoundsParams(Aim):
     k: tuple[Annotated[int, Field(ge=1, le=1000)], ...] = (1, 4, 16, 64)
 
 
-class LearningBounds(Calculator[LowerBoundsParams]):
-    """Rows that every pure method needs."""
+def show_learning_bounds(params: LowerBoundsParams) -> Sheet:
+    """Lower bounds for pure sanitizers (X_C) and for proper pure learners of k points.
 
-    name = "learning_bounds"
-    summary = "lower bounds for pure sanitizers (X_C) and for proper pure learners of k points"
-    citation = (
-        "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10"
-    )
-
-    def make_sheet(self, params: LowerBoundsParams) -> Sheet:
-        """One line per task and domain. Raises `InvalidInput` for an alpha of 1/5 or more."""
-        alpha, beta, epsilon, _ = params.to_floats()
-        if alpha >= 1 / 5:
-            raise InvalidInput("these bounds are about an alpha below 1/5")
-        cells: list[tuple[Any, ...]] = []
+    One line per task and domain. Raises `InvalidInput` for an alpha of 1/5 or more.
+    """
+    alpha, beta, epsilon, _ = params.to_floats()
+    if alpha >= 1 / 5:
+        raise InvalidInput("these bounds are about an alpha below 1/5")
+    cells: list[tuple[Any, ...]] = []
+    for d in params.bits:
+        rows = round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1)
+        cells.append(("sanitize, X_C = 2^d", d, None, rows))
+    for k in params.k:
         for d in params.bits:
-            rows = round(lower_bounds.sanitizer_rows(2**d, alpha, beta, epsilon), 1)
-            cells.append(("sanitize, X_C = 2^d", d, None, rows))
-        for k in params.k:
-            for d in params.bits:
-                rows = round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1)
-                cells.append(("learn k points", d, k, rows))
-        least = lower_bounds.k_point_from(alpha)
-        notes = [
-            f"learning k points: a bound below {least:.1f} says nothing (Lemma 5.7); failure is 1/2 there",
-            "sanitizing any class needs on the order of log X_C + VC rows (Theorem 4.16); k points VC d/epsilon (Theorem 5.9), "
-            "their labelled version VC d/(alpha epsilon) (Theorem 5.10), constants unstated",
-        ]
-        if epsilon <= 1:
-            notes.append(
-                f"with VC/2 rows or fewer a pure sanitizer errs by {lower_bounds.least_alpha(epsilon):.4f} (Theorem 2.20)"
-            )
-        return Sheet(("task", "d", "k", "rows at least"), tuple(cells), tuple(notes))
+            rows = round(lower_bounds.k_point_rows(d, k, alpha, epsilon), 1)
+            cells.append(("learn k points", d, k, rows))
+    least = lower_bounds.k_point_from(alpha)
+    notes = [
+        f"learning k points: a bound below {least:.1f} says nothing (Lemma 5.7); failure is 1/2 there",
+        "sanitizing any class needs on the order of log X_C + VC rows (Theorem 4.16); k points VC d/epsilon (Theorem 5.9), "
+        "their labelled version VC d/(alpha epsilon) (Theorem 5.10), constants unstated",
+    ]
+    if epsilon <= 1:
+        notes.append(
+            f"with VC/2 rows or fewer a pure sanitizer errs by {lower_bounds.least_alpha(epsilon):.4f} (Theorem 2.20)"
+        )
+    return Sheet(("task", "d", "k", "rows at least"), tuple(cells), tuple(notes))
 
 
 class ComparisonParams(Aim):
@@ -233,26 +211,22 @@ class ComparisonParams(Aim):
     bits: Bits = 64
 
 
-class LearningComparison(Calculator[ComparisonParams]):
-    """The paper's summary, orders beside numbers at one setting."""
+def show_learning_comparison(params: ComparisonParams) -> Sheet:
+    """Pure against approximate privacy, task by task: orders of the paper, and rows at one setting.
 
-    name = "learning_comparison"
-    summary = "pure against approximate privacy, task by task: orders of the paper, and rows at one setting"
-    citation = "Beimel, Nissim, Stemmer 2013/2016, sections 1 and 9 of the specification"
-
-    def make_sheet(self, params: ComparisonParams) -> Sheet:
-        """One line per task: the paper's orders, then the least rows proven here."""
-        cells = []
-        for task, words in SUMMARY.items():
-            k = 4 if task == "k-points" else 1
-            candidates = list_methods(task, params.bits, k, 2, params.to_setting())
-            pure = min((m.rows for m in candidates if m.pure), default=math.inf)
-            approximate = min((m.rows for m in candidates if not m.pure), default=math.inf)
-            cells.append((*words, _ceil_finite(pure), _ceil_finite(approximate)))
-        note = "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
-        kinds = ("pure", "approximate")
-        heads = ("task", "without privacy", *kinds, "rows, pure", "rows, approximate")
-        return Sheet(heads, tuple(cells), (note, "k points are 4, rectangles have 2 columns"))
+    One line per task: the paper's orders, then the least rows proven here.
+    """
+    cells = []
+    for task, words in SUMMARY.items():
+        k = 4 if task == "k-points" else 1
+        candidates = list_methods(task, params.bits, k, 2, params.to_setting())
+        pure = min((m.rows for m in candidates if m.pure), default=math.inf)
+        approximate = min((m.rows for m in candidates if not m.pure), default=math.inf)
+        cells.append((*words, _ceil_finite(pure), _ceil_finite(approximate)))
+    note = "orders are in d = log2 of the domain, other parameters constant; rows are the least that are proven here"
+    kinds = ("pure", "approximate")
+    heads = ("task", "without privacy", *kinds, "rows, pure", "rows, approximate")
+    return Sheet(heads, tuple(cells), (note, "k points are 4, rectangles have 2 columns"))
 
 
 SUMMARY: dict[Task, tuple[str, str, str, str]] = {
@@ -279,24 +253,20 @@ class VcParams(Strict):
     beta: Share = Fraction(1, 10)
 
 
-class VcRows(Calculator[VcParams]):
-    """Rows without privacy."""
+def show_vc_rows(params: VcParams) -> Sheet:
+    """Rows for learning without privacy, from the VC dimension.
 
-    name = "vc_rows"
-    summary = "rows for learning without privacy, from the VC dimension"
-    citation = "Blumer et al. 1989; Beimel, Nissim, Stemmer 2013/2016, Theorems 2.12 to 2.14"
-
-    def make_sheet(self, params: VcParams) -> Sheet:
-        """One line per promise: realisable, agnostic, and on the population."""
-        a, b = float(params.alpha), float(params.beta)
-        bounds = {
-            "some rule is right everywhere (Theorem 2.13)": vc_dimension.realisable_rows,
-            "errors on the rows within alpha of the true ones (Theorem 2.14)": vc_dimension.agnostic_rows,
-            "from alpha/2 on the rows to alpha in the population": vc_dimension.learner_rows,
-        }
-        cells = tuple((text, math.ceil(rows(params.vc, a, b))) for text, rows in bounds.items())
-        note = "no learner does with fewer than order VC/alpha rows (Theorem 2.12)"
-        return Sheet(("promise", "rows"), cells, (note,))
+    One line per promise: realisable, agnostic, and on the population.
+    """
+    a, b = float(params.alpha), float(params.beta)
+    bounds = {
+        "some rule is right everywhere (Theorem 2.13)": vc_dimension.realisable_rows,
+        "errors on the rows within alpha of the true ones (Theorem 2.14)": vc_dimension.agnostic_rows,
+        "from alpha/2 on the rows to alpha in the population": vc_dimension.learner_rows,
+    }
+    cells = tuple((text, math.ceil(rows(params.vc, a, b))) for text, rows in bounds.items())
+    note = "no learner does with fewer than order VC/alpha rows (Theorem 2.12)"
+    return Sheet(("promise", "rows"), cells, (note,))
 
 
 def _ceil_finite(value: float) -> int | None:
@@ -322,3 +292,15 @@ def _find_crossover(
         middle = (low + high) // 2
         low, high = (low, middle) if one(middle) < other(middle) else (middle + 1, high)
     return low
+
+
+CALCULATORS = list_calculators(
+    {
+        show_learning_rows: "Beimel, Nissim, Stemmer 2013/2016; proofs' own constants where marked",
+        show_learning_thresholds_table: "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18, Lemma 3.14, Remark 3.16",
+        show_learning_curves: "Beimel, Nissim, Stemmer 2013/2016, section 3; crossovers computed",
+        show_learning_bounds: "Beimel, Nissim, Stemmer 2013/2016, Lemmas 4.15 and 5.7, Theorems 2.20, 4.16, 5.9, 5.10",
+        show_learning_comparison: "Beimel, Nissim, Stemmer 2013/2016, sections 1 and 9 of the specification",
+        show_vc_rows: "Blumer et al. 1989; Beimel, Nissim, Stemmer 2013/2016, Theorems 2.12 to 2.14",
+    }
+)

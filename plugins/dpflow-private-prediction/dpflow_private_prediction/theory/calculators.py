@@ -13,7 +13,7 @@ from pydantic import Field
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.composition import MECHANISM_CLASSES, MechanismClass
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow_private_prediction.theory import prediction_bounds as bounds
 from dpflow_private_prediction.theory import prediction_sizes as sizes
@@ -27,6 +27,8 @@ Dimension = Annotated[int, Field(ge=1, le=10**6)]
 #: Columns that every table over budgets begins with.
 BUDGET = ("epsilon", "predictions", "account", "each")
 PAPER = "Dwork, Feldman 2018 (private prediction)"
+COMPOSITION = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
+COROLLARIES = f"{PAPER}, Corollaries 4.10, 4.11, 4.13, the last with the rate that holds"
 WORST_CASE = "Sizes are worst-case guarantees for rows that differ in one row; measured errors are far below."
 
 DEALT = (
@@ -89,28 +91,24 @@ class MechanismBudget(Budget):
     mechanism: MechanismClass = "pure"
 
 
-class PredictionBudget(Calculator[MechanismBudget]):
-    """Table 6.1."""
+def show_prediction_budget(params: MechanismBudget) -> Sheet:
+    """Which epsilon does each of m predictions get?
 
-    name = "prediction_budget"
-    summary = "which epsilon does each of m predictions get?"
-    citation = f"{PAPER}, section 1 (composition); Bun, Steinke 2016; Cesar, Rogers 2021"
-
-    def make_sheet(self, params: MechanismBudget) -> Sheet:
-        """One line per total epsilon and number of predictions, one column per accounting method."""
-        accounts = sizes.list_accounts(params.mechanism)
-        rows = []
-        for eps in params.epsilon:
-            for m in params.predictions:
-                shares = {a: sizes.prediction_epsilon(eps, params.delta, m, a) for a in accounts}
-                best = max(accounts, key=lambda a: shares[a])
-                rows.append((float(eps), m, *shares.values(), best))
-        notes = (
-            f"take: the account with the largest epsilon. Premise: {MECHANISM_CLASSES[params.mechanism]}.",
-            "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
-        )
-        x = "predictions" if len(params.epsilon) == 1 else ""
-        return make_table(("epsilon", "predictions", *accounts, "take"), rows, notes, x)
+    One line per total epsilon and number of predictions, one column per accounting method.
+    """
+    accounts = sizes.list_accounts(params.mechanism)
+    rows = []
+    for eps in params.epsilon:
+        for m in params.predictions:
+            shares = {a: sizes.prediction_epsilon(eps, params.delta, m, a) for a in accounts}
+            best = max(accounts, key=lambda a: shares[a])
+            rows.append((float(eps), m, *shares.values(), best))
+    notes = (
+        f"take: the account with the largest epsilon. Premise: {MECHANISM_CLASSES[params.mechanism]}.",
+        "Basic holds at delta 0. A scope's filter decides what is spent; dpflow predict says what a grant buys.",
+    )
+    x = "predictions" if len(params.epsilon) == 1 else ""
+    return make_table(("epsilon", "predictions", *accounts, "take"), rows, notes, x)
 
 
 class PredictionCountParams(Params):
@@ -124,27 +122,19 @@ class PredictionCountParams(Params):
     mechanism: MechanismClass = "pure"
 
 
-class PredictionCount(Calculator[PredictionCountParams]):
-    """The inverse of Table 6.1."""
+def show_prediction_count(params: PredictionCountParams) -> Sheet:
+    """How many predictions does a grant buy?
 
-    name = "prediction_count"
-    summary = "how many predictions does a grant buy?"
-    citation = PredictionBudget.citation
-
-    def make_sheet(self, params: PredictionCountParams) -> Sheet:
-        """One line per epsilon of one prediction, one column per accounting method."""
-        accounts = sizes.list_accounts(params.mechanism)
-        rows = []
-        for e in params.each:
-            counts = {
-                a: sizes.prediction_count(params.epsilon, params.delta, e, a) for a in accounts
-            }
-            best = max(accounts, key=lambda a: counts[a])
-            rows.append((float(e), *counts.values(), best))
-        note = (
-            f"take: the account that buys the most. Premise: {MECHANISM_CLASSES[params.mechanism]}."
-        )
-        return make_table(("each", *accounts, "take"), rows, (note,), "each")
+    One line per epsilon of one prediction, one column per accounting method.
+    """
+    accounts = sizes.list_accounts(params.mechanism)
+    rows = []
+    for e in params.each:
+        counts = {a: sizes.prediction_count(params.epsilon, params.delta, e, a) for a in accounts}
+        best = max(accounts, key=lambda a: counts[a])
+        rows.append((float(e), *counts.values(), best))
+    note = f"take: the account that buys the most. Premise: {MECHANISM_CLASSES[params.mechanism]}."
+    return make_table(("each", *accounts, "take"), rows, (note,), "each")
 
 
 class VoteSizesParams(Learned):
@@ -157,42 +147,38 @@ class VoteSizesParams(Learned):
     rows: Count | None = None
 
 
-class VoteSizes(Calculator[VoteSizesParams]):
-    """Tables 6.2 and 6.3."""
+def show_vote_sizes(params: VoteSizesParams) -> Sheet:
+    """How many shards and rows does predict_vote need?
 
-    name = "vote_sizes"
-    summary = "how many shards and rows does predict_vote need?"
-    citation = f"{PAPER}, Theorem 4.1, Corollary 4.2, Theorem 2.2; Blumer et al. 1989"
+    Shards and rows per budget, accounting method and VC dimension, beside the lower bound.
+    """
+    alpha, beta, rows = params.alpha, params.beta, []
+    for eps, m, account, e in params.list_accounts(LABELS):
+        for d in params.d:
+            size = log_class = params.log_class
 
-    def make_sheet(self, params: VoteSizesParams) -> Sheet:
-        """Shards and rows per budget, accounting method and VC dimension, beside the lower bound."""
-        alpha, beta, rows = params.alpha, params.beta, []
-        for eps, m, account, e in params.list_accounts(LABELS):
-            for d in params.d:
-                size = log_class = params.log_class
+            def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
+                if size is None:
+                    return sizes.sauer_rows(a, b, d)
+                return sizes.finite_rows(a, b, size)
 
-                def learner(a: float, b: float, d: int = d, size: float | None = size) -> int:
-                    if size is None:
-                        return sizes.sauer_rows(a, b, d)
-                    return sizes.finite_rows(a, b, size)
-
-                r, shard = sizes.vote_rows(alpha, beta, e, learner)
-                closed = sizes.closed_form(alpha / 4, beta / r, d)
-                unit = sizes.unit_rows(alpha / 4, beta / r, d)
-                least = sizes.least_rows(d, alpha, e) if log_class is None else None
-                dealt = sizes.vote_dealt(alpha, beta, e, learner)
-                cells = (r, d, shard, r * shard, dealt, r * closed, r * unit, least)
-                error = (sizes.vote_error(params.rows, beta, e, learner),) if params.rows else ()
-                rows.append((eps, m, account, e, *cells, *error))
-        columns: Heads = (*BUDGET, "shards", "d", "rows a shard", "rows")
-        columns += ("rows, dealt", "rows, closed form", "rows, constant 1", "no method below")
-        notes = (
-            WORST_CASE,
-            DEALT,
-            "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
-        )
-        columns += ("alpha of the rows",) if params.rows else ()
-        return make_table(columns, rows, notes)
+            r, shard = sizes.vote_rows(alpha, beta, e, learner)
+            closed = sizes.closed_form(alpha / 4, beta / r, d)
+            unit = sizes.unit_rows(alpha / 4, beta / r, d)
+            least = sizes.least_rows(d, alpha, e) if log_class is None else None
+            dealt = sizes.vote_dealt(alpha, beta, e, learner)
+            cells = (r, d, shard, r * shard, dealt, r * closed, r * unit, least)
+            error = (sizes.vote_error(params.rows, beta, e, learner),) if params.rows else ()
+            rows.append((eps, m, account, e, *cells, *error))
+    columns: Heads = (*BUDGET, "shards", "d", "rows a shard", "rows")
+    columns += ("rows, dealt", "rows, closed form", "rows, constant 1", "no method below")
+    notes = (
+        WORST_CASE,
+        DEALT,
+        "rows: the tighter guarantee; constant 1: the paper's O(.), an order of magnitude without a guarantee.",
+    )
+    columns += ("alpha of the rows",) if params.rows else ()
+    return make_table(columns, rows, notes)
 
 
 class DimensionParams(Learned):
@@ -201,26 +187,22 @@ class DimensionParams(Learned):
     d: tuple[Dimension, ...] = (1, 10, 100)
 
 
-class AverageSizes(Calculator[DimensionParams]):
-    """Table 6.4."""
+def show_average_sizes(params: DimensionParams) -> Sheet:
+    """How many shards and rows does predict_average need?
 
-    name = "average_sizes"
-    summary = "how many shards and rows does predict_average need?"
-    citation = f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis"
-
-    def make_sheet(self, params: DimensionParams) -> Sheet:
-        """Shards and rows per budget, accounting method and VC dimension."""
-        rows = []
-        for eps, m, account, e in params.list_accounts(NUMBERS):
-            for d in params.d:
-                r, shard = sizes.average_rows(params.alpha, params.beta, e, d)
-                rough = sizes.average_unit(params.alpha, params.beta, e, d)
-                dealt = sizes.average_dealt(params.alpha, params.beta, e, d)
-                head = (eps, m, account, e, r, params.beta / r, d, shard)
-                rows.append((*head, r * shard, dealt, rough))
-        columns = (*BUDGET, "shards", "beta / shards", "d", "rows a shard")
-        heads = (*columns, "rows", "rows, dealt", "rows, constant 1")
-        return make_table(heads, rows, (WORST_CASE, DEALT))
+    Shards and rows per budget, accounting method and VC dimension.
+    """
+    rows = []
+    for eps, m, account, e in params.list_accounts(NUMBERS):
+        for d in params.d:
+            r, shard = sizes.average_rows(params.alpha, params.beta, e, d)
+            rough = sizes.average_unit(params.alpha, params.beta, e, d)
+            dealt = sizes.average_dealt(params.alpha, params.beta, e, d)
+            head = (eps, m, account, e, r, params.beta / r, d, shard)
+            rows.append((*head, r * shard, dealt, rough))
+    columns = (*BUDGET, "shards", "beta / shards", "d", "rows a shard")
+    heads = (*columns, "rows", "rows, dealt", "rows, constant 1")
+    return make_table(heads, rows, (WORST_CASE, DEALT))
 
 
 class WalkSizesParams(Learned):
@@ -230,34 +212,30 @@ class WalkSizesParams(Learned):
     mode: Literal["plain", "agnostic", "high-probability"] = "plain"
 
 
-class WalkSizes(Calculator[WalkSizesParams]):
-    """Table 6.5."""
+def show_walk_sizes(params: WalkSizesParams) -> Sheet:
+    """How many rows does predict_walk need?
 
-    name = "walk_sizes"
-    summary = "how many rows does predict_walk need?"
-    citation = f"{PAPER}, Theorem 5.3 with its ceilings"
-
-    def make_sheet(self, params: WalkSizesParams) -> Sheet:
-        """Clipping level and rows per budget, accounting method and number of changes."""
-        rows, alpha = [], params.alpha
-        for eps, m, account, granted in params.list_accounts(LABELS):
-            for k in params.changes:
-                e = granted
-                if params.mode == "agnostic":
-                    e, level, n = sizes.walk_agnostic(alpha, granted, k)
-                else:
-                    if params.mode == "high-probability":
-                        e = min(granted, 1 / (16 * log(1 / params.beta)))
-                    level, n = sizes.walk_rows(alpha, e, k)
-                rows.append((eps, m, account, e, level, exp(e), k, n))
-        says = {
-            "plain": "mean error <= e^each (Opt + alpha)",
-            "agnostic": "mean error <= Opt + alpha",
-            "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
-        }
-        columns = (*BUDGET, "clip", "e^each", "changes", "rows")
-        notes = (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
-        return make_table(columns, rows, notes)
+    Clipping level and rows per budget, accounting method and number of changes.
+    """
+    rows, alpha = [], params.alpha
+    for eps, m, account, granted in params.list_accounts(LABELS):
+        for k in params.changes:
+            e = granted
+            if params.mode == "agnostic":
+                e, level, n = sizes.walk_agnostic(alpha, granted, k)
+            else:
+                if params.mode == "high-probability":
+                    e = min(granted, 1 / (16 * log(1 / params.beta)))
+                level, n = sizes.walk_rows(alpha, e, k)
+            rows.append((eps, m, account, e, level, exp(e), k, n))
+    says = {
+        "plain": "mean error <= e^each (Opt + alpha)",
+        "agnostic": "mean error <= Opt + alpha",
+        "high-probability": "if some function is always right: Pr[error >= 3 alpha] <= 2 beta",
+    }
+    columns = (*BUDGET, "clip", "e^each", "changes", "rows")
+    notes = (WORST_CASE, says[params.mode] + ", whatever the size of the domain.")
+    return make_table(columns, rows, notes)
 
 
 class LinearSizesParams(Budget):
@@ -271,37 +249,33 @@ class LinearSizesParams(Budget):
     radius: Positive = 1
 
 
-class LinearSizes(Calculator[LinearSizesParams]):
-    """Table 6.6."""
+def show_linear_sizes(params: LinearSizesParams) -> Sheet:
+    """How many rows does predict_linear need, by method?
 
-    name = "linear_sizes"
-    summary = "how many rows does predict_linear need, by method?"
-    citation = f"{PAPER}, Corollaries 4.10, 4.11, 4.13, the last with the rate that holds"
-
-    def make_sheet(self, params: LinearSizesParams) -> Sheet:
-        """Rows by method, with the strength and noise that belong to them, and which to take."""
-        rows, radius = [], params.radius
-        for eps, m, account, e in params.list_accounts(NUMBERS):
-            n = sizes.regularised_rows(params.excess, e, radius)
-            strength = 2 / (radius * sqrt(n * e / (1 + e)))
-            scale = 2 * radius / sqrt(n * e * (1 + e))
-            printed = sizes.sgd_rows(params.excess, e, params.smooth, radius, c=1)
-            safe = sizes.sgd_rows(params.excess, e, params.smooth, radius)
-            noise = 2 * radius / (sqrt(safe) * e)
-            strong = sizes.strongly_convex(params.excess, e, params.strength)
-            best = "regularised" if n <= safe else "sgd"
-            cells = (n, strength, scale, safe, noise, printed, strong, best)
-            rows.append((eps, m, account, e, *cells))
-        columns = (*BUDGET, "regularised", "its strength", "its noise")
-        one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
-        notes = (
-            "Excess in expectation over the rows, none of it grows with the number of features.",
-            "Premises: a convex loss of slope at most 1; sgd also needs a loss as smooth as the input says, and strongly convex "
-            "one of that strength, which take never supposes.",
-            "By method: regularised Corollary 4.11, sgd Corollary 4.13 with the rate that holds, strongly convex Corollary 4.10.",
-            "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
-        )
-        return make_table((*columns, *one_pass), rows, notes)
+    Rows by method, with the strength and noise that belong to them, and which to take.
+    """
+    rows, radius = [], params.radius
+    for eps, m, account, e in params.list_accounts(NUMBERS):
+        n = sizes.regularised_rows(params.excess, e, radius)
+        strength = 2 / (radius * sqrt(n * e / (1 + e)))
+        scale = 2 * radius / sqrt(n * e * (1 + e))
+        printed = sizes.sgd_rows(params.excess, e, params.smooth, radius, c=1)
+        safe = sizes.sgd_rows(params.excess, e, params.smooth, radius)
+        noise = 2 * radius / (sqrt(safe) * e)
+        strong = sizes.strongly_convex(params.excess, e, params.strength)
+        best = "regularised" if n <= safe else "sgd"
+        cells = (n, strength, scale, safe, noise, printed, strong, best)
+        rows.append((eps, m, account, e, *cells))
+    columns = (*BUDGET, "regularised", "its strength", "its noise")
+    one_pass = ("sgd", "sgd's noise", "sgd as printed", "strongly convex", "take")
+    notes = (
+        "Excess in expectation over the rows, none of it grows with the number of features.",
+        "Premises: a convex loss of slope at most 1; sgd also needs a loss as smooth as the input says, and strongly convex "
+        "one of that strength, which take never supposes.",
+        "By method: regularised Corollary 4.11, sgd Corollary 4.13 with the rate that holds, strongly convex Corollary 4.10.",
+        "As printed: the paper's R/sqrt(n), which the row in the first place violates; only 2 epsilon-DP is certain for it.",
+    )
+    return make_table((*columns, *one_pass), rows, notes)
 
 
 class LinearNoiseParams(Params):
@@ -315,33 +289,28 @@ class LinearNoiseParams(Params):
     radius: Positive = 1
 
 
-class LinearNoise(Calculator[LinearNoiseParams]):
-    """Table 6.7."""
+def show_linear_noise(params: LinearNoiseParams) -> Sheet:
+    """How much noise and excess loss does predict_linear have at a size?
 
-    name = "linear_noise"
-    summary = "how much noise and excess loss does predict_linear have at a size?"
-    citation = LinearSizes.citation
-
-    def make_sheet(self, params: LinearNoiseParams) -> Sheet:
-        """Noise scales and excess losses per size and epsilon of one prediction."""
-        rows, radius = [], params.radius
-        for n in params.size:
-            for e in params.each:
-                strength = 2 / (radius * sqrt(n * e / (1 + e)))
-                scale = 2 * radius / sqrt(n * e * (1 + e))
-                bound = 4 * radius / sqrt(n * e / (1 + e))
-                safe = 2 * radius / (sqrt(n) * e)
-                excess = [
-                    2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2)
-                    for c in (4, 1)
-                ]
-                rows.append((n, e, strength, scale, bound, safe, safe / 2, *excess, n**-0.25))
-        columns = ("size", "each", "strength", "regularised noise", "regularised excess")
-        notes = (
-            "Noise: the scale of Laplace noise on a prediction in [-1, 1]. sgd is nearly free from each = n^(-1/4) on.",
-        )
-        sgd = ("sgd noise", "sgd noise, printed", "sgd excess", "sgd excess, printed")
-        return make_table((*columns, *sgd, "n^(-1/4)"), rows, notes)
+    Noise scales and excess losses per size and epsilon of one prediction.
+    """
+    rows, radius = [], params.radius
+    for n in params.size:
+        for e in params.each:
+            strength = 2 / (radius * sqrt(n * e / (1 + e)))
+            scale = 2 * radius / sqrt(n * e * (1 + e))
+            bound = 4 * radius / sqrt(n * e / (1 + e))
+            safe = 2 * radius / (sqrt(n) * e)
+            excess = [
+                2 * radius / sqrt(n) + c * params.smooth * radius**2 / (n * e**2) for c in (4, 1)
+            ]
+            rows.append((n, e, strength, scale, bound, safe, safe / 2, *excess, n**-0.25))
+    columns = ("size", "each", "strength", "regularised noise", "regularised excess")
+    notes = (
+        "Noise: the scale of Laplace noise on a prediction in [-1, 1]. sgd is nearly free from each = n^(-1/4) on.",
+    )
+    sgd = ("sgd noise", "sgd noise, printed", "sgd excess", "sgd excess, printed")
+    return make_table((*columns, *sgd, "n^(-1/4)"), rows, notes)
 
 
 class VoteNoiseParams(Params):
@@ -351,23 +320,19 @@ class VoteNoiseParams(Params):
     shards: tuple[Count, ...] = (10, 23, 50, 100, 222, 500, 1000, 2214)
 
 
-class VoteNoise(Calculator[VoteNoiseParams]):
-    """Table 6.8."""
+def show_vote_noise(params: VoteNoiseParams) -> Sheet:
+    """How often does a soft majority give the minority's label?
 
-    name = "vote_noise"
-    summary = "how often does a soft majority give the minority's label?"
-    citation = f"{PAPER}, Theorem 4.1"
-
-    def make_sheet(self, params: VoteNoiseParams) -> Sheet:
-        """Probability of the minority's label for unanimous and 2:1 votes."""
-        rows = [
-            (e, r, _flip_probability(e * r / 2), _flip_probability(e * r / 6))
-            for e in params.each
-            for r in params.shards
-        ]
-        notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
-        x = "shards" if len(params.each) == 1 else ""
-        return make_table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
+    Probability of the minority's label for unanimous and 2:1 votes.
+    """
+    rows = [
+        (e, r, _flip_probability(e * r / 2), _flip_probability(e * r / 6))
+        for e in params.each
+        for r in params.shards
+    ]
+    notes = ("From each x shards = 22 on a 2:1 vote is right with probability 0.975.",)
+    x = "shards" if len(params.each) == 1 else ""
+    return make_table(("each", "shards", "unanimous", "2:1"), rows, notes, x)
 
 
 def _flip_probability(logit: float) -> float:
@@ -385,30 +350,26 @@ class FloorParams(Params):
     rows: Count | None = None
 
 
-class PredictionFloor(Calculator[FloorParams]):
-    """Table 6.9 and the meter."""
+def show_prediction_floor(params: FloorParams) -> Sheet:
+    """How many rows does every private prediction need?
 
-    name = "prediction_floor"
-    summary = "how many rows does every private prediction need?"
-    citation = f"{PAPER}, Theorem 2.2; the sharper form evaluates its proof exactly"
-
-    def make_sheet(self, params: FloorParams) -> Sheet:
-        """Least rows per epsilon: the paper's constant, and its proof evaluated exactly."""
-        d, alpha, rows = params.d, params.alpha, []
-        for e in params.each:
-            pure = sizes.least_copies(e) / 4
-            approximate = sizes.least_copies(e, e / 3) / 4
-            least = sizes.least_rows(d, alpha, e)
-            cells: Line = (e, 1 / (32 * e), pure, approximate, least, pure * (d - 1) / alpha)
-            if params.rows:
-                cells += (sizes.error_floor(params.rows, d, alpha, e),)
-            rows.append(cells)
-        columns: Heads = ("each", "paper x d/alpha", "sharper x (d-1)/alpha", "with delta = each/3")
-        columns += ("rows, paper", "rows, sharper", "error")[: 3 if params.rows else 2]
-        notes = (
-            "For error alpha <= 1/4 and failure 1/12, whatever the method. error: the least mean error on the hard points.",
-        )
-        return make_table(columns, rows, notes, "each")
+    Least rows per epsilon: the paper's constant, and its proof evaluated exactly.
+    """
+    d, alpha, rows = params.d, params.alpha, []
+    for e in params.each:
+        pure = sizes.least_copies(e) / 4
+        approximate = sizes.least_copies(e, e / 3) / 4
+        least = sizes.least_rows(d, alpha, e)
+        cells: Line = (e, 1 / (32 * e), pure, approximate, least, pure * (d - 1) / alpha)
+        if params.rows:
+            cells += (sizes.error_floor(params.rows, d, alpha, e),)
+        rows.append(cells)
+    columns: Heads = ("each", "paper x d/alpha", "sharper x (d-1)/alpha", "with delta = each/3")
+    columns += ("rows, paper", "rows, sharper", "error")[: 3 if params.rows else 2]
+    notes = (
+        "For error alpha <= 1/4 and failure 1/12, whatever the method. error: the least mean error on the hard points.",
+    )
+    return make_table(columns, rows, notes, "each")
 
 
 class CertificateParams(Params):
@@ -428,35 +389,29 @@ class CertificateParams(Params):
     rows: Count | None = None
 
 
-class Certificate(Calculator[CertificateParams]):
-    """System 17."""
+def show_prediction_certificate(params: CertificateParams) -> Sheet:
+    """What does the training loss of private predictions say about fresh data?
 
-    name = "prediction_certificate"
-    summary = "what does the training loss of private predictions say about fresh data?"
-    citation = f"{PAPER}, Lemmas 6.4, 6.5, Theorem 5.3"
-
-    def make_sheet(self, params: CertificateParams) -> Sheet:
-        """One line per statement about fresh data that holds at these parameters."""
-        eps, beta = params.epsilon, params.beta
-        loss = bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
-        rows: list[Line] = [("mean loss on fresh data, at most", loss, "")]
-        # One that predicts a row's own label better than these would tell the label.
-        coins = "training error on coin-toss labels, at least"
-        any_labels = exp(-eps) * (0.5 - params.delta)
-        rows.append((coins, max(0.0, any_labels), "a privacy test; a row is added or replaced"))
-        flipped = (1 - params.delta) / (1 + exp(eps))
-        rows.append((coins, flipped, "the same; a row's binary label is replaced by the other"))
-        if params.alpha is not None and not params.delta:
-            factor = bounds.tail_factor(eps, beta)
-            rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
-            if params.rows is not None and bounds.trebles_error(
-                eps, params.alpha, beta, params.rows
-            ):
-                rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
-        notes = (
-            "A training loss read from private rows is private itself: it may be shown only if it was charged.",
-        )
-        return make_table(("statement", "value", "remark"), rows, notes)
+    One line per statement about fresh data that holds at these parameters.
+    """
+    eps, beta = params.epsilon, params.beta
+    loss = bounds.fresh_loss(eps, params.delta, params.training_loss, params.largest)
+    rows: list[Line] = [("mean loss on fresh data, at most", loss, "")]
+    # One that predicts a row's own label better than these would tell the label.
+    coins = "training error on coin-toss labels, at least"
+    any_labels = exp(-eps) * (0.5 - params.delta)
+    rows.append((coins, max(0.0, any_labels), "a privacy test; a row is added or replaced"))
+    flipped = (1 - params.delta) / (1 + exp(eps))
+    rows.append((coins, flipped, "the same; a row's binary label is replaced by the other"))
+    if params.alpha is not None and not params.delta:
+        factor = bounds.tail_factor(eps, beta)
+        rows.append(("loss below, but for beta", params.alpha * factor, f"factor {factor:.4g}"))
+        if params.rows is not None and bounds.trebles_error(eps, params.alpha, beta, params.rows):
+            rows.append(("error below, but for 2 beta", 3 * params.alpha, "Theorem 5.3"))
+    notes = (
+        "A training loss read from private rows is private itself: it may be shown only if it was charged.",
+    )
+    return make_table(("statement", "value", "remark"), rows, notes)
 
 
 class VersusParams(Params):
@@ -475,23 +430,36 @@ class VersusParams(Params):
     log2_domain: Annotated[float, Field(gt=0)] = 64
 
 
-class PredictingVersusLearning(Calculator[VersusParams]):
-    """System 20."""
+def show_predicting_or_learning(params: VersusParams) -> Sheet:
+    """Does predicting privately take fewer rows than publishing a private model?
 
-    name = "predicting_or_learning"
-    summary = "does predicting privately take fewer rows than publishing a private model?"
-    citation = f"{PAPER}, sections 1, 2 and 7, and the results it compares with"
+    One line per task: rows for one prediction and for a published model.
+    """
+    a, eps, d = params.alpha, params.epsilon, params.d
+    tasks = bounds.compare_tasks(a, eps, d, params.log_class, params.log2_domain, params.delta)
+    basic, advanced = bounds.crossover(a, d, params.log_class, params.delta)
+    rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
+    notes = (
+        "Orders of magnitude, every constant 1, for one prediction; a learned model answers without end.",
+        f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
+        f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
+    )
+    columns = ("task", "rows, one prediction", "rows, a model", "of the model")
+    return make_table(columns, rows, notes)
 
-    def make_sheet(self, params: VersusParams) -> Sheet:
-        """One line per task: rows for one prediction and for a published model."""
-        a, eps, d = params.alpha, params.epsilon, params.d
-        tasks = bounds.compare_tasks(a, eps, d, params.log_class, params.log2_domain, params.delta)
-        basic, advanced = bounds.crossover(a, d, params.log_class, params.delta)
-        rows = ((c.task, c.predicting, c.learning, c.learner) for c in tasks)
-        notes = (
-            "Orders of magnitude, every constant 1, for one prediction; a learned model answers without end.",
-            f"Publishing a model takes fewer rows from about {max(1, basic):.3g} predictions on (basic composition), "
-            f"{max(1, advanced):.3g} (advanced), for a class of VC dimension d.",
-        )
-        columns = ("task", "rows, one prediction", "rows, a model", "of the model")
-        return make_table(columns, rows, notes)
+
+CALCULATORS = list_calculators(
+    {
+        show_prediction_budget: COMPOSITION,
+        show_prediction_count: COMPOSITION,
+        show_vote_sizes: f"{PAPER}, Theorem 4.1, Corollary 4.2, Theorem 2.2; Blumer et al. 1989",
+        show_average_sizes: f"{PAPER}, Corollary 4.7 (r = 2/(alpha eps), failure beta/r); Vapnik, Chervonenkis",
+        show_walk_sizes: f"{PAPER}, Theorem 5.3 with its ceilings",
+        show_linear_sizes: COROLLARIES,
+        show_linear_noise: COROLLARIES,
+        show_vote_noise: f"{PAPER}, Theorem 4.1",
+        show_prediction_floor: f"{PAPER}, Theorem 2.2; the sharper form evaluates its proof exactly",
+        show_prediction_certificate: f"{PAPER}, Lemmas 6.4, 6.5, Theorem 5.3",
+        show_predicting_or_learning: f"{PAPER}, sections 1, 2 and 7, and the results it compares with",
+    }
+)

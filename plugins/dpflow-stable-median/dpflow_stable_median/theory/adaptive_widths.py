@@ -23,7 +23,7 @@ from typing import Annotated
 from pydantic import Field
 
 from dpflow.core.accounting.composition import gaussian_eps
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.toolbox.mean_test import fresh_width, transcript_width
 from dpflow_stable_median.building_blocks.lecture_sizes import reachable_error
@@ -138,43 +138,42 @@ class AdaptiveWidthParams(Params):
     beta: Annotated[float, Field(gt=0, le=0.5)] = 0.05
 
 
-class AdaptiveWidths(Calculator[AdaptiveWidthParams]):
-    """Proven half-widths side by side."""
+def show_adaptive_widths(params: AdaptiveWidthParams) -> Sheet:
+    """Proven half-widths of adaptively chosen means, by method.
 
-    name = "adaptive_widths"
-    summary = "proven half-widths of adaptively chosen means, by method"
-    citation = (
-        "Bassily et al. 2016 (the lecture); Jung et al. 2020, Theorem 3.5; Rogers et al. 2020, Theorem 2.1; "
-        "Hoeffding 1963"
+    A row for each n and k; a width above 1/2 says nothing, and is left out.
+    """
+    rows, taken = [], dict[str, str]()
+    for number in params.rows:
+        for queries in params.queries:
+            widths = {name: width(number, queries, params.beta) for name, width in METHODS.items()}
+            narrowest = min(widths, key=lambda name: widths[name])
+            word = transcript_width(number, queries, min(params.failures, queries), params.beta)
+            fixed = fresh_width(number, queries, params.beta)
+            cells = [_round_width(width) for width in (*widths.values(), word, fixed)]
+            best = narrowest if widths[narrowest] <= 0.5 else "none"
+            taken |= {best: PREMISES[best]} if best in PREMISES else {}
+            rows.append((number, queries, *cells[:4], best, *cells[4:]))
+    columns = ("n", "k", *METHODS, "narrowest", "yes or no", "fixed questions")
+    notes = (
+        "With probability 1 - beta all k answers lie within the width of fresh data, whatever was asked after what; "
+        "the last column alone is for questions that were fixed before the first answer.",
+        "Premises of all: rows are independent draws of one law, each question is a mean of values in [0, 1], and an "
+        "answer's method is chosen before the first answer.",
+        *(f"Where {name} is the narrowest: {premise}." for name, premise in taken.items()),
+        f"'yes or no' is a gate without noise that ends after {params.failures} paid answers; the others answer with numbers.",
     )
-
-    def make_sheet(self, params: AdaptiveWidthParams) -> Sheet:
-        """A row for each n and k; a width above 1/2 says nothing, and is left out."""
-        rows, taken = [], dict[str, str]()
-        for number in params.rows:
-            for queries in params.queries:
-                widths = {
-                    name: width(number, queries, params.beta) for name, width in METHODS.items()
-                }
-                narrowest = min(widths, key=lambda name: widths[name])
-                word = transcript_width(number, queries, min(params.failures, queries), params.beta)
-                fixed = fresh_width(number, queries, params.beta)
-                cells = [_round_width(width) for width in (*widths.values(), word, fixed)]
-                best = narrowest if widths[narrowest] <= 0.5 else "none"
-                taken |= {best: PREMISES[best]} if best in PREMISES else {}
-                rows.append((number, queries, *cells[:4], best, *cells[4:]))
-        columns = ("n", "k", *METHODS, "narrowest", "yes or no", "fixed questions")
-        notes = (
-            "With probability 1 - beta all k answers lie within the width of fresh data, whatever was asked after what; "
-            "the last column alone is for questions that were fixed before the first answer.",
-            "Premises of all: rows are independent draws of one law, each question is a mean of values in [0, 1], and an "
-            "answer's method is chosen before the first answer.",
-            *(f"Where {name} is the narrowest: {premise}." for name, premise in taken.items()),
-            f"'yes or no' is a gate without noise that ends after {params.failures} paid answers; the others answer with numbers.",
-        )
-        return Sheet(columns, tuple(rows), notes)
+    return Sheet(columns, tuple(rows), notes)
 
 
 def _round_width(width: float) -> float | None:
     """Three digits, upwards."""
     return None if width > 0.5 else ceil(width * 10**4) / 10**4
+
+
+CALCULATORS = list_calculators(
+    {
+        show_adaptive_widths: "Bassily et al. 2016 (the lecture); Jung et al. 2020, Theorem 3.5; Rogers et al. 2020, Theorem 2.1; "
+        "Hoeffding 1963",
+    }
+)

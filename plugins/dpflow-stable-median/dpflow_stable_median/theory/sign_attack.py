@@ -17,7 +17,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.errors import InvalidInput
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
@@ -77,28 +77,25 @@ class SignParams(Params):
     each: tuple[Annotated[float, Field(gt=0, lt=inf)], ...] = (0.06, 0.03, 0.02)
 
 
-class SignAttack(Calculator[SignParams]):
-    """The attack's closed form against medians and against means."""
+def show_sign_attack(params: SignParams) -> Sheet:
+    """How far adding up the signs of k answers leads an analyst astray, by epsilon of an answer.
 
-    name = "sign_attack"
-    summary = (
-        "how far adding up the signs of k answers leads an analyst astray, by epsilon of an answer"
+    One row per epsilon: the shift of a median and of a mean.
+    """
+    k, m = params.queries, params.groups
+    rows: list[tuple[str | float, ...]] = [("exact answers", median_shift(k, m), mean_shift(k, m))]
+    rows += [(f"epsilon {e:g}", median_shift(k, m, e), mean_shift(k, m, e)) for e in params.each]
+    return Sheet(
+        ("answers", "shift of a median, in sd", "mean of bits on the sample, truth 0.5"),
+        tuple(rows),
+        (
+            "A median that is more than 0.674 sd off has left the interquartile interval of a normal estimator.",
+        ),
     )
-    citation = f"{PAPER}; {LECTURE}"
 
-    def make_sheet(self, params: SignParams) -> Sheet:
-        """One row per epsilon: the shift of a median and of a mean."""
-        k, m = params.queries, params.groups
-        rows: list[tuple[str | float, ...]] = [
-            ("exact answers", median_shift(k, m), mean_shift(k, m))
-        ]
-        rows += [
-            (f"epsilon {e:g}", median_shift(k, m, e), mean_shift(k, m, e)) for e in params.each
-        ]
-        return Sheet(
-            ("answers", "shift of a median, in sd", "mean of bits on the sample, truth 0.5"),
-            tuple(rows),
-            (
-                "A median that is more than 0.674 sd off has left the interquartile interval of a normal estimator.",
-            ),
-        )
+
+CALCULATORS = list_calculators(
+    {
+        show_sign_attack: f"{PAPER}; {LECTURE}",
+    }
+)

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from dpflow.core.accounting import composition
 from dpflow.core.accounting.amounts import Epsilon
-from dpflow.core.contract.calculator import Calculator, Sheet
+from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.errors import InvalidInput
@@ -111,33 +111,29 @@ class TransferParams(Params):
     mad: Annotated[float, Field(ge=0, le=0.5)] = 0.5
 
 
-class Transfer(Calculator[TransferParams]):
-    """Theorems 4.1, 4.2 and 4.6 on one page."""
+def show_transfer(params: TransferParams) -> Sheet:
+    """What (epsilon, delta) per group implies for fresh data.
 
-    name = "transfer"
-    summary = "what (epsilon, delta) per group implies for fresh data"
-    citation = f"{PAPER}, Theorems 4.1, 4.2, 4.6"
-
-    def make_sheet(self, params: TransferParams) -> Sheet:
-        """A, gamma and the error bound; whether Theorem 4.2 applies."""
-        error, gamma = transfer_bound(
-            params.epsilon, params.delta, params.groups, params.functions, params.beta
-        )
-        groups, epsilon, delta = quartile_groups(params.functions, params.beta)
-        # All conditions of Theorem 4.2, or it says nothing.
-        fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
-        rows = (
-            ("A", error),
-            ("gamma", gamma),
-            ("S - D at most", error + gamma * params.mad),
-            ("quartile transfer (4.2) applies", fits),
-            ("its groups", groups),
-            (
-                "4.6: Pr[outside (0.01, 0.99)] at most",
-                simple_failure(params.epsilon, params.delta, 0.01),
-            ),
-        )
-        return Sheet(("quantity", "value"), rows)
+    A, gamma and the error bound; whether Theorem 4.2 applies.
+    """
+    error, gamma = transfer_bound(
+        params.epsilon, params.delta, params.groups, params.functions, params.beta
+    )
+    groups, epsilon, delta = quartile_groups(params.functions, params.beta)
+    # All conditions of Theorem 4.2, or it says nothing.
+    fits = params.groups >= groups and params.epsilon <= epsilon and params.delta <= delta
+    rows = (
+        ("A", error),
+        ("gamma", gamma),
+        ("S - D at most", error + gamma * params.mad),
+        ("quartile transfer (4.2) applies", fits),
+        ("its groups", groups),
+        (
+            "4.6: Pr[outside (0.01, 0.99)] at most",
+            simple_failure(params.epsilon, params.delta, 0.01),
+        ),
+    )
+    return Sheet(("quantity", "value"), rows)
 
 
 class TransferGroupsParams(Params):
@@ -151,19 +147,16 @@ class TransferGroupsParams(Params):
     beta: Half = 0.05
 
 
-class TransferGroups(Calculator[TransferGroupsParams]):
-    """Theorem 4.1 from the error to the size."""
+def show_transfer_groups(params: TransferGroupsParams) -> Sheet:
+    """Groups, epsilon and delta with which nothing that came out is overfit by more than alpha +
+    gamma mad.
 
-    name = "transfer_groups"
-    summary = "groups, epsilon and delta with which nothing that came out is overfit by more than alpha + gamma mad"
-    citation = f"{PAPER}, Theorem 4.1, packaged form"
-
-    def make_sheet(self, params: TransferGroupsParams) -> Sheet:
-        """One row: groups, epsilon and delta."""
-        groups, epsilon, delta = transfer_groups(
-            params.alpha, params.gamma, params.functions, params.beta
-        )
-        return Sheet(("groups", "epsilon", "delta"), ((groups, epsilon, delta),))
+    One row: groups, epsilon and delta.
+    """
+    groups, epsilon, delta = transfer_groups(
+        params.alpha, params.gamma, params.functions, params.beta
+    )
+    return Sheet(("groups", "epsilon", "delta"), ((groups, epsilon, delta),))
 
 
 class AccuracyParams(Params):
@@ -176,20 +169,16 @@ class AccuracyParams(Params):
     zeta: Annotated[float, Field(ge=0, lt=inf)] = 0.0
 
 
-class Accuracy(Calculator[AccuracyParams]):
-    """Readings of an interquartile answer."""
+def show_answer_accuracy(params: AccuracyParams) -> Sheet:
+    """How far an answer between the quartiles can be from the estimator's mean.
 
-    name = "answer_accuracy"
-    summary = "how far an answer between the quartiles can be from the estimator's mean"
-    citation = f"{PAPER}, Theorems 1.1, 1.2, Corollary 4.4, Remark 4.5"
-
-    def make_sheet(self, params: AccuracyParams) -> Sheet:
-        """One row per theorem that sd or mad allow."""
-        note = "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
-        readings = tuple(answer_readings(params.sd, params.mad, params.zeta))
-        if not readings:
-            note += "; give sd or mad, of the estimator over groups, for numbers"
-        return Sheet(("reading", "at most", "source"), readings, (note,))
+    One row per theorem that sd or mad allow.
+    """
+    note = "with no moments at all: the answer lies between the quartiles of the estimator on fresh groups (plus zeta)"
+    readings = tuple(answer_readings(params.sd, params.mad, params.zeta))
+    if not readings:
+        note += "; give sd or mad, of the estimator over groups, for numbers"
+    return Sheet(("reading", "at most", "source"), readings, (note,))
 
 
 class MeanTransferParams(Params):
@@ -205,24 +194,18 @@ class MeanTransferParams(Params):
     beta: Delta = 0.0
 
 
-class MeanTransfer(Calculator[MeanTransferParams]):
-    """The lecture's Theorems 1.1 and 1.2."""
+def show_mean_transfer(params: MeanTransferParams) -> Sheet:
+    """Error and failure of k private means on fresh data: 6 epsilon + alpha.
 
-    name = "mean_transfer"
-    summary = "error and failure of k private means on fresh data: 6 epsilon + alpha"
-    citation = f"{LECTURE}, Theorems 1.1, 1.2 (Bassily et al. 2016)"
-
-    def make_sheet(self, params: MeanTransferParams) -> Sheet:
-        """(error, failure) of one query and of all answers. Raises `InvalidInput`."""
-        interaction = params.epsilon, params.delta, params.rows
-        single = lecture_sizes.transfer_bound(*interaction)
-        together = lecture_sizes.composed_bound(
-            *interaction, params.queries, params.alpha, params.beta
-        )
-        return Sheet(
-            ("what", "error", "failure"),
-            (("one query", *single), (f"{params.queries} answers", *together)),
-        )
+    (error, failure) of one query and of all answers. Raises `InvalidInput`.
+    """
+    interaction = params.epsilon, params.delta, params.rows
+    single = lecture_sizes.transfer_bound(*interaction)
+    together = lecture_sizes.composed_bound(*interaction, params.queries, params.alpha, params.beta)
+    return Sheet(
+        ("what", "error", "failure"),
+        (("one query", *single), (f"{params.queries} answers", *together)),
+    )
 
 
 class CompositionParams(Params):
@@ -238,35 +221,32 @@ class CompositionParams(Params):
     mechanism: composition.MechanismClass = "pure"
 
 
-class Composition(Calculator[CompositionParams]):
-    """k-fold adaptive composition by every theorem whose premise holds, forwards and backwards."""
+def show_composition(params: CompositionParams) -> Sheet:
+    """Total epsilon of k equal adaptive steps, and the largest step for a total.
 
-    name = "composition"
-    summary = "total epsilon of k equal adaptive steps, and the largest step for a total"
-    citation = f"{PAPER}, Theorem 2.5; {LECTURE}, section 5; Cesar, Rogers 2021 (bounded range)"
-
-    def make_sheet(self, params: CompositionParams) -> Sheet:
-        """One row per theorem: total epsilon, or the largest step. The notes name the best one."""
-        delta, count = params.delta, params.count
-        theorems = composition.list_theorems(params.mechanism)
-        if params.epsilon is not None:
-            best, theorem = max(
-                ((t.step(params.epsilon, delta, count), t) for t in theorems), key=itemgetter(0)
-            )
-            column, note = "largest step", f"take {print_bound(best, upper=False)} a step"
-            values = [t.step(params.epsilon, delta, count) for t in theorems]
-        else:
-            best, theorem = min(
-                ((t.total(params.each, delta, count), t) for t in theorems), key=itemgetter(0)
-            )
-            column, note = "total epsilon", f"the total is at most {print_bound(best, upper=True)}"
-            values = [t.total(params.each, delta, count) for t in theorems]
-        rows = tuple((t.name, v, t.source) for t, v in zip(theorems, values, strict=True))
-        notes = (
-            f"{note}: {theorem.name} ({theorem.source})",
-            f"premise: {theorem.premise}; number and epsilon of the steps fixed before the first",
+    k-fold adaptive composition by every theorem whose premise holds, forwards and backwards.
+    One row per theorem: total epsilon, or the largest step. The notes name the best one.
+    """
+    delta, count = params.delta, params.count
+    theorems = composition.list_theorems(params.mechanism)
+    if params.epsilon is not None:
+        best, theorem = max(
+            ((t.step(params.epsilon, delta, count), t) for t in theorems), key=itemgetter(0)
         )
-        return Sheet(("theorem", column, "source"), rows, notes)
+        column, note = "largest step", f"take {print_bound(best, upper=False)} a step"
+        values = [t.step(params.epsilon, delta, count) for t in theorems]
+    else:
+        best, theorem = min(
+            ((t.total(params.each, delta, count), t) for t in theorems), key=itemgetter(0)
+        )
+        column, note = "total epsilon", f"the total is at most {print_bound(best, upper=True)}"
+        values = [t.total(params.each, delta, count) for t in theorems]
+    rows = tuple((t.name, v, t.source) for t, v in zip(theorems, values, strict=True))
+    notes = (
+        f"{note}: {theorem.name} ({theorem.source})",
+        f"premise: {theorem.premise}; number and epsilon of the steps fixed before the first",
+    )
+    return Sheet(("theorem", column, "source"), rows, notes)
 
 
 class LaplaceParams(Params):
@@ -279,22 +259,30 @@ class LaplaceParams(Params):
     beta: Open = 0.05
 
 
-class LaplaceAccuracy(Calculator[LaplaceParams]):
-    """Claim 1.3, exactly."""
+def show_laplace_accuracy(params: LaplaceParams) -> Sheet:
+    """How exact one Laplace mean is.
 
-    name = "laplace_accuracy"
-    summary = "how exact one Laplace mean is"
-    citation = f"{LECTURE}, Algorithm 1, Claim 1.3"
+    Scale, error at 1 - beta, and three tail probabilities.
+    """
+    scale = 1 / (params.rows * params.epsilon)
+    error = scale * log(1 / params.beta)
+    rows = tuple(
+        (f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale))
+        for s in (1, 2, 3)
+    )
+    return Sheet(
+        ("quantity", "value"),
+        (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows),
+    )
 
-    def make_sheet(self, params: LaplaceParams) -> Sheet:
-        """Scale, error at 1 - beta, and three tail probabilities."""
-        scale = 1 / (params.rows * params.epsilon)
-        error = scale * log(1 / params.beta)
-        rows = tuple(
-            (f"Pr[|noise| >= {s} scale]", lecture_sizes.laplace_tail(s * scale, scale))
-            for s in (1, 2, 3)
-        )
-        return Sheet(
-            ("quantity", "value"),
-            (("scale", scale), (f"error at {1 - params.beta:g}", error), *rows),
-        )
+
+CALCULATORS = list_calculators(
+    {
+        show_transfer: f"{PAPER}, Theorems 4.1, 4.2, 4.6",
+        show_transfer_groups: f"{PAPER}, Theorem 4.1, packaged form",
+        show_answer_accuracy: f"{PAPER}, Theorems 1.1, 1.2, Corollary 4.4, Remark 4.5",
+        show_mean_transfer: f"{LECTURE}, Theorems 1.1, 1.2 (Bassily et al. 2016)",
+        show_composition: f"{PAPER}, Theorem 2.5; {LECTURE}, section 5; Cesar, Rogers 2021 (bounded range)",
+        show_laplace_accuracy: f"{LECTURE}, Algorithm 1, Claim 1.3",
+    }
+)
