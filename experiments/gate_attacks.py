@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.toolbox.improvement import least_gain, list_rates, total_cost
+from dpflow.core.toolbox.improvement import list_rates, total_cost
 from dpflow.core.toolbox.mean_test import fresh_width, ladder_width
 from dpflow.core.toolbox.sum_tests import GaussianTest, SparseVectorTest
 from dpflow.core.toolbox.transcripts import Transcripts, lowest_mean
@@ -529,6 +529,25 @@ def measure_others(seeds: int) -> Iterator[str]:
         gate, setting = make_gate(attack, PLAIN, rng, seeds)
         cells.append(f"{run_cell(attack, gate, setting, rng)} of {seeds}")
         yield f"| {attack} | {' | '.join(cells)} |"
+
+
+def least_gain(units: int, cost: float, deviation: float, noise: float = 0.0) -> float:
+    """About the least mean difference that is found on so many units, as a share of the range, for a
+    margin of 0. Reporting only.
+
+    Args:
+        deviation: of one unit's difference.
+        noise: in moves of one unit.
+    """
+    found = []
+    for each in list_rates(Fraction(0), is_replaced=False):
+        rate, curvature, move = (float(x) for x in (each.rate, each.curvature, each.move))
+        needed = curvature * deviation**2 + (total_cost(cost) + noise * move) / units
+        # r g - psi g^2 = needed, for the smaller g.
+        root = rate**2 - 4 * curvature * needed
+        if root >= 0:
+            found.append((rate - math.sqrt(root)) / (2 * curvature))
+    return min(found, default=math.inf)
 
 
 def list_widths() -> list[str]:

@@ -15,11 +15,9 @@ sums of floats are correctly rounded (`math.fsum`).
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from fractions import Fraction
 from functools import lru_cache
-from itertools import product
 from statistics import NormalDist
 from typing import Any, TypeVar
 
@@ -168,23 +166,3 @@ def normalise(weights: Mapping[Outcome, float]) -> dict[Outcome, float]:
     """The same weights, divided by their sum."""
     total = math.fsum(weights.values())
     return {x: weight / total for x, weight in weights.items()}
-
-
-def map_outcomes(
-    p: Mapping[Any, float], function: Callable[[Any], Outcome]
-) -> dict[Outcome, float]:
-    """The distribution of a function of an outcome: shifting, rounding, clamping, any
-    post-processing.
-    """
-    image: dict[Outcome, float] = defaultdict(float)
-    for x, mass in p.items():
-        image[function(x)] += mass
-    return dict(image)
-
-
-def joint_law(parts: Sequence[Mapping[Any, float]]) -> dict[tuple[Any, ...], float]:
-    """Independent outcomes together, as tuples."""
-    return {
-        tuple(x for x, _ in items): math.prod(mass for _, mass in items)
-        for items in product(*(part.items() for part in parts))
-    }

@@ -12,7 +12,9 @@ import pytest
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import discrete_laplace
 from dpflow.core.toolbox import sparse_vector
+from dpflow.core.toolbox.improvement import count_improvement
 from dpflow.core.toolbox.mean_test import fresh_width
+from dpflow.core.toolbox.transcripts import Transcripts
 from experiments import gate_attacks
 from experiments.gate import UnitsGate
 from experiments.gate_attacks import (
@@ -137,3 +139,16 @@ def test_signs_of_corrections_make_no_interval_of_the_product_false() -> None:
             intervals.append(body["interval"])
         assert all(low < 0.5 < high and high - low < 0.9 for low, high in intervals)
         assert body["score"] - 0.5 > fresh_width(units, paid, BETA)
+
+
+def test_little_spread_is_found_early() -> None:
+    """Near-duplicates need a small gain, and what is stated as found is found, whatever the spread."""
+    cost = Transcripts(200, 10).cost(199, 9, 0.05)
+    gains = [gate_attacks.least_gain(6000, cost, spread) for spread in (0.1, 0.3, 0.7)]
+    # Hoeffding would need 0.12 of the range for each.
+    assert gains[0] < 0.025 and gains[1] < 0.05 and gains[2] < 0.1
+    for spread, gain in zip((0.1, 0.3, 0.7), gains):
+        for factor, passes in ((1.06, True), (0.94, False)):
+            differences = np.resize([gain * factor - spread, gain * factor + spread], 6000)
+            found = count_improvement(differences, Fraction(0), cost, is_replaced=False)
+            assert (found >= 0) is passes

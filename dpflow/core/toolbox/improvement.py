@@ -132,25 +132,6 @@ def total_cost(cost: float) -> float:
     return cost + math.log(len(RATES))
 
 
-def least_gain(units: int, cost: float, deviation: float, noise: float = 0.0) -> float:
-    """About the least mean difference that is found on so many units, as a share of the range, for a
-    margin of 0. Reporting only.
-
-    Args:
-        deviation: of one unit's difference.
-        noise: in moves of one unit.
-    """
-    found = []
-    for each in list_rates(Fraction(0), is_replaced=False):
-        rate, curvature, move = (float(x) for x in (each.rate, each.curvature, each.move))
-        needed = curvature * deviation**2 + (total_cost(cost) + noise * move) / units
-        # r g - psi g^2 = needed, for the smaller g.
-        root = rate**2 - 4 * curvature * needed
-        if root >= 0:
-            found.append((rate - math.sqrt(root)) / (2 * curvature))
-    return min(found, default=math.inf)
-
-
 def _margin_steps(margin: Fraction) -> int:
     return math.ceil(margin * STEPS)
 

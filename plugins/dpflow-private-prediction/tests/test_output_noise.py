@@ -30,7 +30,7 @@ from dpflow_private_prediction.mechanisms.average_label import (  # noqa: E402
 )
 from dpflow_private_prediction.mechanisms.average_value import PredictValue, ValueParams  # noqa: E402
 from dpflow_private_prediction.mechanisms.linear import LinearParams, PredictLinear  # noqa: E402
-from dpflow_private_prediction.theory.auditor import largest_move, max_divergence  # noqa: E402
+from neighbour_auditor import largest_move, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, records, tables  # noqa: E402
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Repeated  # noqa: E402

@@ -27,7 +27,7 @@ from dpflow_private_prediction.building_blocks.shards import (
 )  # noqa: E402
 from dpflow_private_prediction.mechanisms import vote  # noqa: E402
 from dpflow_private_prediction.mechanisms.vote import PredictVote, VoteParams  # noqa: E402
-from dpflow_private_prediction.theory.auditor import audit_prediction, max_divergence  # noqa: E402
+from neighbour_auditor import audit_prediction, max_divergence  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, records, tables  # noqa: E402
 
 from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402

@@ -24,7 +24,7 @@ from dpflow_private_prediction.mechanisms.walk import (
     step_logit,
     walk_labels,
 )  # noqa: E402
-from dpflow_private_prediction.theory.auditor import audit_prediction, largest_move  # noqa: E402
+from neighbour_auditor import audit_prediction, largest_move  # noqa: E402
 from prediction_world import ALTERNATIVES, POINTS, TABLE, exact_law, tables  # noqa: E402
 
 from dpflow.core.accounting.events import BoundedRange, Repeated  # noqa: E402

@@ -24,13 +24,6 @@ from dpflow.testing.session_checks import MemorySession
 # --- multiplicative weights -------------------------------------------------------------------------------------------
 
 
-def test_the_plan_is_the_papers() -> None:
-    plan = multiplicative_weights.plan_weights(256, 1000, 1000, 0.025)
-    assert (plan.updates, plan.queries) == (22_714, 20_000)
-    assert plan.step == pytest.approx(3.189e-5, rel=1e-3)
-    assert plan.groups == pytest.approx(177_392_992, rel=1e-6)
-
-
 def test_many_queries_over_few_keys_are_accurate() -> None:
     """400 random queries over 4 keys stay within the accuracy, most of them free; then a median."""
     mechanism, rng = MultiplicativeWeights(), np.random.default_rng(0)

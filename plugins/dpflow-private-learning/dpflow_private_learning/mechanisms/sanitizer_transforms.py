@@ -122,7 +122,7 @@ def make_database(
 
     Args:
         estimates: the answer to each concept, by its row in ``classes``.
-        classes: concepts by points, as `small.concepts` makes them.
+        classes: concepts by points, as `concept_matrix` of `small_domain` makes them.
     """
     multisets = list_multisets(classes.shape[1] - 1, size)
     targets = np.array([estimates[i] for i in range(len(classes))])

@@ -1,7 +1,7 @@
-"""What a prediction's epsilon says about groups and fresh data, and what it takes compared with
+"""What a prediction's epsilon says about fresh data, and what it takes compared with
 private learning.
 
-(Dwork and Feldman 2018, Lemmas 3.1, 6.2 to 6.5, sections 2 and 7.)
+(Dwork and Feldman 2018, Lemmas 6.2 to 6.5, sections 2 and 7.)
 """
 
 from __future__ import annotations
@@ -10,13 +10,6 @@ from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
 from dpflow.errors import InvalidInput
-
-
-def group_privacy(epsilon: float, delta: float, size: int) -> tuple[float, float]:
-    """Lemma 3.1: tables that differ in ``size`` rows are (k epsilon, k exp((k-1) epsilon)
-    delta)-close.
-    """
-    return size * epsilon, size * exp((size - 1) * epsilon) * delta
 
 
 def transfer_bound(epsilon: float, delta: float, mean: float, largest: float) -> float:
@@ -29,13 +22,6 @@ def fresh_loss(epsilon: float, delta: float, training_loss: float, largest: floa
     + delta B).
     """
     return exp(epsilon) * (training_loss + delta * largest)
-
-
-def fresh_moment(epsilon: float, delta: float, moment: int, shifted: float) -> float:
-    """Lemma 6.4: E[loss on fresh data ^k] <= exp(k^2 epsilon) E[(training loss + k delta B)^k];
-    ``shifted`` is that mean.
-    """
-    return exp(moment**2 * epsilon) * shifted
 
 
 def tail_factor(epsilon: float, beta: float) -> float:

@@ -241,7 +241,7 @@ def least_rows(d: int, alpha: float, e: float) -> float:
 
 
 def error_floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> float:
-    """The least mean error on the hard points of `hard_instance`, for any (e, delta)-DP prediction, n rows,
+    """The least mean error on the hard points of Theorem 2.2, for any (e, delta)-DP prediction, n rows,
     alpha <= 1/4.
     """
     if not 0 < alpha <= 0.25 or d < 2:

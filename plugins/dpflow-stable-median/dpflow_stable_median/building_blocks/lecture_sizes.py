@@ -155,20 +155,6 @@ def scaling_law(queries: int, tau: float, beta: float) -> int:
     return ceil(sqrt(queries) * log(queries / beta) / tau**2)
 
 
-def laplace_rows(epsilon: float, alpha: float, beta: float) -> int:
-    """Claim 1.3: rows with which one Laplace answer is within alpha of the data but with
-    probability beta: ln(1/beta)/(epsilon alpha).
-    """
-    if not (0 < epsilon < inf and alpha > 0 and 0 < beta < 1):
-        raise InvalidInput("epsilon and alpha are above 0, beta strictly between 0 and 1")
-    return ceil(log(1 / beta) / (epsilon * alpha))
-
-
-def laplace_cdf(x: float, scale: float) -> float:
-    """Pr[Lap(scale) <= x]."""
-    return exp(x / scale) / 2 if x < 0 else 1 - exp(-x / scale) / 2
-
-
 def laplace_tail(x: float, scale: float) -> float:
     """Pr[|Lap(scale)| >= x]."""
     return exp(-max(x, 0.0) / scale)

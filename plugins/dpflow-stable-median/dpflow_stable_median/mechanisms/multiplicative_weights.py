@@ -24,10 +24,9 @@ do better; the sizes it needs are enormous.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from functools import cache
-from math import ceil, exp, expm1, floor, log, log1p
+from math import ceil, exp, expm1, floor, log
 from typing import Annotated, Any
 
 import numpy as np
@@ -50,47 +49,6 @@ from dpflow.errors import InvalidInput
 
 #: Weights are multiples of 1/FINE, so that means are integers over FINE m.
 FINE = 1000
-
-
-@dataclass(frozen=True)
-class WeightsPlan:
-    """Sizes for a population error of 1/8 in every step of the binary search, which gives answers
-    between the quartiles.
-
-    ``updates`` c; ``epsilon``, ``delta`` of the session, ``step`` of a step; ``groups`` m;
-    ``queries`` statistical ones.
-    """
-
-    updates: int
-    step: float
-    groups: int
-    queries: int
-    epsilon: float
-    delta: float
-
-
-@cache
-def plan_weights(universe: int, queries: int, points: int, beta: float) -> WeightsPlan:
-    """Theorem 5.4 with explicit constants: k medians over ranges of N points, failure ``beta`` of
-    the answerer.
-    """
-    if universe < 2 or universe > 10**7 or queries < 1 or points < 2 or not 0 < beta <= 0.5:
-        raise InvalidInput(
-            "the universe has 2 to 10^7 elements, ranges at least 2 points, beta lies in (0, 1/2]"
-        )
-    # Half of 1/8 is for the rows, half for the step to fresh ones.
-    error = 1 / 16
-    a, h = error / 2, error / 4
-    # Every step of a binary search asks two counts.
-    statistical = 2 * queries * ceil(log(points, 2))
-    updates = ceil(4 * log(universe) / a**2)
-    epsilon, delta = 0.5 * log1p(1 / 16), beta / 512
-    step = float(step_eps(epsilon, delta, 2 * updates))
-    noise = 2 * log(3 * updates / beta) + 4 * log(3 * statistical / beta)
-    transfer = 8 / (epsilon / 32) * log(4 * statistical / beta)
-    return WeightsPlan(
-        updates, step, ceil(max(noise / (step * h), transfer)), statistical, epsilon, delta
-    )
 
 
 class WeightsParams(Params):

@@ -3,11 +3,11 @@
 Points 0, ..., d-1; labels of all but the last are coin tosses, the last has label 0. A row is the
 last point with probability 1 - 4 alpha and each other one with 4 alpha / (d-1). Flipping the labels
 of a point's t copies is a change of t rows, so an (epsilon, delta)-DP prediction is wrong there
-with probability at least that of `sizes.floor`, on average over the tosses (Dwork and Feldman 2018,
+with probability at least that of `error_floor`, on average over the tosses (Dwork and Feldman 2018,
 Theorem 2.2).
 
 The meter is a black-box privacy test: whoever has fewer errors is not private at this epsilon.
-`counts` is the simplest private prediction of a finite domain, and close to the floor.
+`count_predictor` is the simplest private prediction of a finite domain, and close to the floor.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 import numpy as np
+from dpflow_private_prediction.building_blocks.shards import Ints
+from dpflow_private_prediction.theory.prediction_sizes import error_floor
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import uniform_integers
 from dpflow.errors import InvalidInput
-from dpflow_private_prediction.building_blocks.shards import Ints
-from dpflow_private_prediction.theory.prediction_sizes import error_floor
 
 #: From the points and labels of the rows: the probability of label 1 at each of the d points.
 Predictor = Callable[[Ints, Ints], NDArray[np.float64]]
