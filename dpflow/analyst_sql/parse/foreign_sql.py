@@ -7,10 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlglot import ErrorLevel, TokenType, exp, parse, transpile
+from sqlglot import ErrorLevel, TokenType, exp, parse, tokenize
 from sqlglot.errors import ParseError, SqlglotError
 
+from dpflow.analyst_sql.parse.foreign_meaning import CLAMPED, find_foreign, spell_alike
 from dpflow.errors import InvalidInput
+from dpflow.tables.language.conditions import find_cut_interval
 
 #: What ``dialect`` may be, beside DuckDB's own SQL.
 DIALECTS = ("bigquery", "snowflake", "postgres")
@@ -34,12 +36,21 @@ def find_dialect(name: str) -> str:
 
 
 def translate(text: str, dialect: str) -> str:
-    """A text of statements as DuckDB's SQL. Raises `InvalidInput` where a part has no counterpart there."""
-    problem = ""
+    """A text of statements as DuckDB's SQL. Raises `InvalidInput` where a part has no counterpart there, or may have
+    another meaning.
+    """
+    problem, written = "", []
     try:
-        statements = transpile(
-            text, read=dialect, write="duckdb", comments=False, unsupported_level=ErrorLevel.RAISE
-        )
+        if (interval := find_cut_interval(tokenize(text, read=dialect))) is not None:
+            problem = f"INTERVAL {interval[:40]!r} is no number and unit"
+        for tree in filter(None, [] if problem else parse(text, read=dialect)):
+            if part := find_foreign(tree, dialect):
+                problem = f"{part[:60]!r} is not known to mean the same in {dialect} and DuckDB"
+                break
+            if dialect == "postgres":
+                _require_fractions(tree)
+            alike = tree.transform(spell_alike)
+            written.append(alike.sql("duckdb", comments=False, unsupported_level=ErrorLevel.RAISE))
     except ParseError as error:
         place = error.errors[0] if error.errors else {}
         near = str(place.get("highlight") or "")[:40]
@@ -48,15 +59,12 @@ def translate(text: str, dialect: str) -> str:
         problem = f"a part of it is {dialect}'s alone, and DuckDB has nothing for it"
     if problem:
         raise InvalidInput(f"{problem}; correct it, or write the query in DuckDB's SQL")
-    if dialect == "postgres":
-        for tree in parse(text, read=dialect):
-            _require_fractions(tree)
-    return ";\n".join(statements)
+    return ";\n".join(written)
 
 
 def _require_fractions(tree: Any) -> None:
     """Refuse a quotient that PostgreSQL rounds and DuckDB does not: of what may be two whole numbers."""
-    for quotient in tree.find_all(exp.Div) if tree is not None else ():
+    for quotient in tree.find_all(exp.Div):
         if not any(_is_fraction(side) for side in (quotient.left, quotient.right)):
             raise InvalidInput(
                 "PostgreSQL rounds a quotient of whole numbers towards 0, and DuckDB does not; write CAST(x AS DOUBLE PRECISION) / y "
@@ -146,10 +154,6 @@ def _split_options(tokens: Sequence[Any]) -> list[tuple[str, str]]:
     return pairs
 
 
-#: Aggregates that take ``contribution_bounds_per_group``, by what they are called for `dpflow.analyst_sql.parse.unit_reader`.
-_CLAMPED = {"SUM": "dpflow_group_sum", "COUNT": "dpflow_group_count"}
-
-
 def spell_clamped(text: str, tokens: Sequence[Any]) -> str:
     """The text with ``SUM(x, contribution_bounds_per_group => (low, high))`` as a call that parsers read. Raises
     `InvalidInput` where another function has such bounds, or they are none.
@@ -166,12 +170,12 @@ def spell_clamped(text: str, tokens: Sequence[Any]) -> str:
             (m for m in range(n + 3, len(tokens)) if tokens[m].token_type == TokenType.R_PAREN), n
         )
         is_pair = tokens[n + 2].token_type == TokenType.L_PAREN and closing > n
-        if name.text.upper() not in _CLAMPED or not is_pair:
+        if name.text.upper() not in CLAMPED or not is_pair:
             raise InvalidInput(
                 "contribution_bounds_per_group is of SUM and COUNT, such as SUM(x, contribution_bounds_per_group => (0, 100))"
             )
         edits += [
-            (name.start, name.end, _CLAMPED[name.text.upper()]),
+            (name.start, name.end, CLAMPED[name.text.upper()]),
             (token.start, tokens[n + 2].end, ""),
             (tokens[closing].start, tokens[closing].end, ""),
         ]

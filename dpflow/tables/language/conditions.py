@@ -23,11 +23,12 @@ from __future__ import annotations
 
 import datetime as dt
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from decimal import Decimal, InvalidOperation
 from functools import cache, lru_cache, wraps
+from itertools import pairwise
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 from dpflow.core.contract.declaration import Table
@@ -380,6 +381,8 @@ def _read_moment(text: str, kind: str) -> str:
     return moment.isoformat(" ")
 
 
+#: Texts of intervals of which sqlglot loses nothing.
+_INTERVAL = re.compile(r"\s*[-+]?\d+(\.\d+)?\s*|(\s*[-+]?\d+(\.\d+)?\s*[A-Za-z]+)+\s*", re.ASCII)
 _MOMENT = re.compile(r"\d{4}-\d\d-\d\d( \d\d:\d\d(:\d\d(\.\d{1,6})?)?)?", re.ASCII)
 
 
@@ -478,10 +481,27 @@ def _parse_sql(kind: Any, text: str) -> list[Any]:
 
     dialect = Dialect.get_or_raise("duckdb")
     parser, tokens = _strict_parser()(dialect=dialect), dialect.tokenize(text)
+    if (interval := find_cut_interval(tokens)) is not None:
+        refuse_sql(
+            "literals",
+            f"INTERVAL {interval[:40]!r} is no number and unit, such as INTERVAL '5 days'; write one for what is later and "
+            f"subtract it for what is earlier",
+        )
     statements: list[Any] = (
         parser.parse(tokens, text) if kind is None else parser.parse_into(kind, tokens, text)
     )
     return statements
+
+
+def find_cut_interval(tokens: Sequence[Any]) -> str | None:
+    """The text of an INTERVAL of which sqlglot keeps a beginning only, such as ``5 days ago``; None without one."""
+    from sqlglot import TokenType
+
+    for token, text in pairwise(tokens):
+        is_text = (token.token_type, text.token_type) == (TokenType.INTERVAL, TokenType.STRING)
+        if is_text and not _INTERVAL.fullmatch(text.text):
+            return str(text.text)
+    return None
 
 
 def parse_strictly(text: str) -> list[Any]:
