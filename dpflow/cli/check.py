@@ -68,7 +68,7 @@ def command(
     ] = None,
 ) -> None:
     """Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with
-    --runs, which days were never released.
+    --runs, days without a release.
 
     Charges nothing and reads no row. Exit code 1 if something will be refused, or a day is missing.
     """

@@ -12,82 +12,34 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-#: Command to module and help. The help is the first paragraph of the command's docstring.
+#: Command to help, which is the first paragraph of the command's docstring. Its module has its name.
 COMMANDS = {
-    "demo": ("demo", "Run the main job on real data, then write a report."),
-    "load": (
-        "load",
-        "Load rows into a private DuckDB file, with declared types: all of them, or none.",
-    ),
-    "init": (
-        "init",
-        "Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.",
-    ),
-    "tables": (
-        "tables",
-        "List the tables that dpflow.yml names, or the service: what is protected, budgets.",
-    ),
-    "describe": (
-        "describe",
-        "Show one table: whom it protects, its columns and bounds, and what is left of its budgets.",
-    ),
-    "check": (
-        "check",
-        "Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with --runs, which days were never released.",
-    ),
-    "mechanisms": (
-        "mechanisms",
-        "List installed mechanisms by job, search them, or explain one and its parameters.",
-    ),
-    "new-mechanism": (
-        "new_mechanism",
-        "Write a package for a mechanism of your own: a count of rows to change, tests, and CI.",
-    ),
-    "audit": (
-        "audit",
-        "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
-    ),
-    "estimators": (
-        "estimators",
-        "List the estimators of gates and answering sessions, or explain one: direction, range, default.",
-    ),
-    "certify": (
-        "certify",
-        "Audit mechanisms, and sign what was found about the code that is installed here.",
-    ),
-    "plan": ("plan", "Say what a release or a whole schedule will cost, before anything is spent."),
-    "release": ("release", "Charge, draw, settle and publish releases; list past ones."),
-    "cdf": (
-        "ask_distribution",
-        "Ask a released distribution for shares and quantiles, or draw it; free, as often as you like.",
-    ),
-    "sql": (
-        "sql",
-        "Answer a SELECT over a private table, from stored releases where they do.",
-    ),
-    "ask": ("ask", "Ask a session, in order; without a query, show what is left of it."),
-    "gate": ("gate", "A holdout gate: plan, open, submit candidates, review the champion."),
-    "contract": (
-        "data_contract",
-        "Data contracts: what they cost, whether rows keep them, thresholds from history.",
-    ),
-    "calculate": (
-        "calculate",
-        "Answer a question about methods: how many rows, how much noise, what no method can reach.",
-    ),
-    "samples": (
-        "sample_sizes",
-        "Say how many rows each method of answering or checking k adaptive queries needs.",
-    ),
-    "predict": ("predict", "Answer a table of points from a prediction session."),
-    "serve": ("serve", "Serve tables, releases, SQL and predictions over HTTP."),
-    "login": (
-        "login",
-        "Keep the token of a service in a file of mode 0600, once the service has accepted it.",
-    ),
-    "ui": ("budget_page", "Show budgets, releases, sessions and alarms in a browser."),
-    "publish": ("publish", "Copy settled results that are missing from an output table."),
-    "ledger": ("ledger", "Grant budgets; show what is left, what happened, and verify it."),
+    "demo": "Run the main job on real data, then write a report.",
+    "load": "Load rows into a private DuckDB file, with declared types: all of them, or none.",
+    "init": "Declare a table: propose from its catalogue, ask what only its owner knows, grant, plan.",
+    "tables": "List the tables that dpflow.yml names, or the service: what is protected, budgets.",
+    "describe": "Show one table: whom it protects, its columns and bounds, and what is left of its budgets.",
+    "check": "Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with --runs, days without a release.",
+    "mechanisms": "List installed mechanisms by job, search them, or explain one and its parameters.",
+    "new-mechanism": "Write a package for a mechanism of your own: a count of rows to change, tests, and CI.",
+    "audit": "Measure a mechanism's guarantee: by its exact output distributions, or by draws.",
+    "estimators": "List the estimators of gates and answering sessions, or explain one: direction, range, default.",
+    "certify": "Audit mechanisms, and sign what was found about the code that is installed here.",
+    "plan": "Say what a release or a whole schedule will cost, before anything is spent.",
+    "release": "Charge, draw, settle and publish releases; list past ones.",
+    "cdf": "Ask a released distribution for shares and quantiles, or draw it; free, as often as you like.",
+    "sql": "Answer a SELECT over a private table, from stored releases where they do.",
+    "ask": "Ask a session, in order; without a query, show what is left of it.",
+    "gate": "A holdout gate: plan, open, submit candidates, review the champion.",
+    "contract": "Data contracts: what they cost, whether rows keep them, thresholds from history.",
+    "calculate": "Answer a question about methods: how many rows, how much noise, what no method can reach.",
+    "samples": "Say how many rows each method of answering or checking k adaptive queries needs.",
+    "predict": "Answer a table of points from a prediction session.",
+    "serve": "Serve tables, releases, SQL and predictions over HTTP.",
+    "login": "Keep the token of a service in a file of mode 0600, once the service has accepted it.",
+    "ui": "Show budgets, releases, sessions and alarms in a browser.",
+    "publish": "Copy settled results that are missing from an output table.",
+    "ledger": "Grant budgets; show what is left, what happened, and verify it.",
 }
 
 
@@ -122,7 +74,7 @@ class LazyGroup(TyperGroup):
 
 def import_command(name: str) -> Any:
     """The command of this name, ready to run. Takes as long as its module's imports."""
-    module = import_module(f"dpflow.cli.{COMMANDS[name][0]}")
+    module = import_module(f"dpflow.cli.{name.replace('-', '_')}")
     # A module with an app of its own is a group of commands, such as the ledger's.
     if hasattr(module, "app"):
         return typer.main.get_command(module.app)
@@ -139,7 +91,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 # Stand-ins for the list in the help: `LazyGroup` imports a command when it runs.
-for _name, (_, _summary) in COMMANDS.items():
+for _name, _summary in COMMANDS.items():
     app.command(_name, help=_summary)(lambda: None)
 
 

@@ -66,10 +66,9 @@ def test_the_table_of_commands_says_what_they_say(name: str) -> None:
     """The help in the list is the first paragraph of the command's own docstring, or of its
     group's help.
     """
-    module_name, summary = COMMANDS[name]
-    module = import_module(f"dpflow.cli.{module_name}")
+    module = import_module(f"dpflow.cli.{name.replace('-', '_')}")
     own = module.app.info.help if hasattr(module, "app") else inspect.getdoc(module.command)
-    assert " ".join(own.split("\n\n")[0].split()) == summary
+    assert " ".join(own.split("\n\n")[0].split()) == COMMANDS[name]
     assert import_command(name).help.split("\n\n")[0] == own.split("\n\n")[0]
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from dpflow.cli.data_contract import app
+from dpflow.cli.contract import app
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.row_checks import RowCheck, make_excess
 from dpflow.errors import InvalidInput

@@ -24,7 +24,7 @@ from contract_world import (
 )
 from typer.testing import CliRunner
 
-from dpflow.cli import data_contract
+from dpflow.cli import contract
 from dpflow.core.contract.results import NONE, Result, Row
 from dpflow.engine.releases import execute
 from dpflow.errors import (
@@ -318,7 +318,7 @@ def test_a_plan_states_the_noise_that_its_scope_holds(tmp_path: Path) -> None:
     (tmp_path / "c.yml").write_text(yaml.safe_dump(fields))
     (tmp_path / "dpflow.yml").write_text(f"ledger: {tmp_path / 'ledger.sqlite'}\n")
     told = CliRunner().invoke(
-        data_contract.app, ["plan", str(tmp_path / "c.yml"), "--block", DAY, "--json"]
+        contract.app, ["plan", str(tmp_path / "c.yml"), "--block", DAY, "--json"]
     )
     (view,) = json.loads(told.output)
     assert view["delta"] == "0"

@@ -15,7 +15,7 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dpflow.cli.data_contract import app as contract_app
+from dpflow.cli.contract import app as contract_app
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import load_request
 from dpflow.errors import DpflowError, InvalidInput

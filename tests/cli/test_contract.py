@@ -29,7 +29,7 @@ def run(tiny: Tiny, *words: str) -> Any:
 
 
 def import_command_app() -> Any:
-    from dpflow.cli.data_contract import app
+    from dpflow.cli.contract import app
 
     assert import_command("contract") is not None
     return app
