@@ -100,6 +100,86 @@ if TYPE_CHECKING:
     from dpflow.tables import open_rows as open_rows
     from dpflow.tables.access.declarations import load_table as load_table
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    # declare
+    "Table": "dpflow.tables",
+    "load_table": "dpflow.tables.access.declarations",
+    "load_rows": "dpflow.tables",
+    "CsvSource": "dpflow.tables",
+    "CsvFormat": "dpflow.tables",
+    "JsonSource": "dpflow.tables",
+    "ObjectSource": "dpflow.tables",
+    "ParquetSource": "dpflow.tables",
+    "open_rows": "dpflow.tables",
+    # budget
+    "Ledger": "dpflow.ledger",
+    "Scope": "dpflow.ledger",
+    "GrantProposal": "dpflow.ledger",
+    "Remaining": "dpflow.ledger",
+    "BudgetView": "dpflow.ledger",
+    # plan
+    "plan": "dpflow.api",
+    "Plan": "dpflow.engine.releases.plan",
+    "Publish": "dpflow.engine.releases.request",
+    # release
+    "release": "dpflow.api",
+    "RunIdentity": "dpflow.engine.releases.run_identity",
+    "Receipt": "dpflow.engine.releases.receipt",
+    "Result": "dpflow.core.contract.results",
+    "Row": "dpflow.core.contract.results",
+    # ask SQL
+    "sql": "dpflow.api",
+    "SqlAnswer": "dpflow.analyst_sql.answer.sql_answer",
+    "plan_sql": "dpflow.api",
+    "SqlPlan": "dpflow.analyst_sql.answer.sql_plan",
+    # connect
+    "connect": "dpflow.client.open_client",
+    "Client": "dpflow.client.interface",
+    "PlanView": "dpflow.client.interface",
+    # ask in a session, gate
+    "open_session": "dpflow.api",
+    "Session": "dpflow.engine.sessions.session",
+    "ModelGate": "dpflow.engine.sessions.model_gate",
+    "open_predictions": "dpflow.api",
+    "PredictionSession": "dpflow.engine.prediction.session",
+    # extend
+    "hookimpl": "dpflow.hookspecs",
+    "Registry": "dpflow.registry",
+    # errors
+    "DpflowError": "dpflow.errors",
+    "InvalidInput": "dpflow.errors",
+    "InvalidAmount": "dpflow.errors",
+    "InvalidDeclaration": "dpflow.errors",
+    "UnknownName": "dpflow.errors",
+    "PlanRefused": "dpflow.errors",
+    "RuleBroken": "dpflow.errors",
+    "SqlRefused": "dpflow.errors",
+    "LedgerError": "dpflow.errors",
+    "BudgetExceeded": "dpflow.errors",
+    "GrantConflict": "dpflow.errors",
+    "RetryConflict": "dpflow.errors",
+    "SessionClosed": "dpflow.errors",
+    "DatasetLocked": "dpflow.errors",
+    "NotSettled": "dpflow.errors",
+    "LedgerCorrupt": "dpflow.errors",
+    "LedgerUnavailable": "dpflow.errors",
+    "TableError": "dpflow.errors",
+    "TableUnreadable": "dpflow.errors",
+    "TableBusy": "dpflow.errors",
+    "TableInterrupted": "dpflow.errors",
+    "QueryStopped": "dpflow.errors",
+    "QueryFailed": "dpflow.errors",
+    "NotSealed": "dpflow.errors",
+    "NotPublished": "dpflow.errors",
+    "ContractViolated": "dpflow.errors",
+    "AccessRefused": "dpflow.errors",
+    "ServiceUnavailable": "dpflow.errors",
+    "UnexpectedFailure": "dpflow.errors",
+    "WitnessBehind": "dpflow.errors",
+    "MissingExtra": "dpflow.errors",
+    "PluginError": "dpflow.errors",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
 
 __version__ = "0.1.0"

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from importlib import import_module
-from pathlib import Path
 from typing import Any
 
-# What type checkers take for a public name. A parser would take longer than all that a command imports.
-_PUBLIC = re.compile(r"^    from ([\w.]+) import (?:\(\s+)?(\w+) as \2\b", re.MULTILINE)
 
+def lazy_names(
+    package: str, modules: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package.
 
-def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[[], list[str]]]:
-    """``__all__``, ``__getattr__`` and ``__dir__`` of a package, whose public names are those that it imports
-    under ``TYPE_CHECKING`` as themselves (``from module import Name as Name``).
+    Args:
+        package: its ``__name__``.
+        modules: each public name and the module that defines it.
     """
-    source = Path(str(sys.modules[package].__file__)).read_text(encoding="utf-8")
-    modules = {name: module for module, name in _PUBLIC.findall(source)}
 
     def import_name(name: str) -> Any:
         if name not in modules:
@@ -28,4 +26,4 @@ def lazy_names(package: str) -> tuple[list[str], Callable[[str], Any], Callable[
     def list_names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *modules})
 
-    return sorted(modules), import_name, list_names
+    return import_name, list_names

@@ -27,7 +27,22 @@ if TYPE_CHECKING:
     from dpflow.airflow.session import SessionOperator as SessionOperator
     from dpflow.airflow.sql_release import SqlReleaseOperator as SqlReleaseOperator
 
-__all__, _import_name, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "BudgetBranchOperator": "dpflow.airflow.budget_branch",
+    "BudgetCheckOperator": "dpflow.airflow.budget_check",
+    "BudgetGrantOperator": "dpflow.airflow.budget_grant",
+    "BudgetReportOperator": "dpflow.airflow.budget_report",
+    "BudgetSensor": "dpflow.airflow.budget_sensor",
+    "DataContractOperator": "dpflow.airflow.data_contract",
+    "LoadOperator": "dpflow.airflow.load",
+    "PrivatePredictionOperator": "dpflow.airflow.private_prediction",
+    "ReleaseOperator": "dpflow.airflow.release",
+    "ReusableHoldoutOperator": "dpflow.airflow.reusable_holdout",
+    "SessionOperator": "dpflow.airflow.session",
+    "SqlReleaseOperator": "dpflow.airflow.sql_release",
+}
+__all__ = list(_MODULES)
+_import_name, __dir__ = lazy_names(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:

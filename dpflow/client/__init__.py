@@ -15,4 +15,10 @@ if TYPE_CHECKING:
     from dpflow.client.interface import PlanView as PlanView
     from dpflow.client.open_client import connect as connect
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "connect": "dpflow.client.open_client",
+    "Client": "dpflow.client.interface",
+    "PlanView": "dpflow.client.interface",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

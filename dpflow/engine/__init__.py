@@ -21,4 +21,15 @@ if TYPE_CHECKING:
     from dpflow.engine.releases.request import load_request as load_request
     from dpflow.engine.releases.run_identity import RunIdentity as RunIdentity
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "Plan": "dpflow.engine.releases.plan",
+    "Receipt": "dpflow.engine.releases.receipt",
+    "ReleaseRequest": "dpflow.engine.releases.request",
+    "RunIdentity": "dpflow.engine.releases.run_identity",
+    "load_request": "dpflow.engine.releases.request",
+    "make_plan": "dpflow.engine.releases.make_plan",
+    "release": "dpflow.engine.releases.execute",
+    "release_all": "dpflow.engine.releases.execute",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

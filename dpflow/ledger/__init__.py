@@ -37,4 +37,31 @@ if TYPE_CHECKING:
     from dpflow.ledger.books.releases import ReleaseCharge as ReleaseCharge
     from dpflow.ledger.ledger import Ledger as Ledger
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "AnswerRecord": "dpflow.ledger.books.records",
+    "BudgetState": "dpflow.ledger.audit.budget_view",
+    "BudgetView": "dpflow.ledger.audit.budget_view",
+    "Entry": "dpflow.ledger.books.records",
+    "GrantProposal": "dpflow.ledger.books.records",
+    "Ledger": "dpflow.ledger.ledger",
+    "ReleaseCharge": "dpflow.ledger.books.releases",
+    "ReleaseKey": "dpflow.ledger.books.records",
+    "ReleaseRecord": "dpflow.ledger.books.records",
+    "SettledRequest": "dpflow.ledger.books.records",
+    "Remaining": "dpflow.ledger.books.records",
+    "Reservation": "dpflow.ledger.books.records",
+    "Scope": "dpflow.ledger.books.records",
+    "ScopeSummary": "dpflow.ledger.audit.budget_view",
+    "SessionRecord": "dpflow.ledger.books.records",
+    "Settlement": "dpflow.ledger.books.records",
+    "ShownRelease": "dpflow.ledger.audit.shown_releases",
+    "SignedNote": "dpflow.ledger.audit.signed_notes",
+    "Slot": "dpflow.ledger.books.records",
+    "Statement": "dpflow.ledger.audit.statement",
+    "StatementLine": "dpflow.ledger.audit.statement",
+    "StatementTotal": "dpflow.ledger.audit.statement",
+    "VerificationReport": "dpflow.ledger.audit.verification_report",
+    "make_slot": "dpflow.ledger.books.records",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

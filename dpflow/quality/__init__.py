@@ -27,4 +27,14 @@ if TYPE_CHECKING:
     from dpflow.quality.expectations import suite as suite
     from dpflow.quality.validate import check as check
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "Contract": "dpflow.quality.contract_file",
+    "ContractOutcome": "dpflow.quality.contract_run",
+    "check": "dpflow.quality.validate",
+    "load_contract": "dpflow.quality.contract_file",
+    "parse_contract": "dpflow.quality.contract_file",
+    "run_contract": "dpflow.quality.contract_run",
+    "suite": "dpflow.quality.expectations",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

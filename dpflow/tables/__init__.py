@@ -45,4 +45,35 @@ if TYPE_CHECKING:
     from dpflow.tables.source_checks import column_types as column_types
     from dpflow.tables.source_checks import describe_typed_columns as describe_typed_columns
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "Table": "dpflow.core.contract.declaration",
+    "CsvFormat": "dpflow.tables.loading.csv_files",
+    "CsvSource": "dpflow.tables.loading.csv_files",
+    "JsonSource": "dpflow.tables.loading.sources",
+    "ObjectSource": "dpflow.tables.loading.sources",
+    "ParquetSource": "dpflow.tables.loading.sources",
+    "PredictionTable": "dpflow.tables.public.predictions",
+    "PublishedRelease": "dpflow.core.contract.published_release",
+    "add_address_finder": "dpflow.tables.backends.server_addresses",
+    "build_database": "dpflow.tables.loading.build_database",
+    "cancel_reads": "dpflow.tables.private",
+    "catalogue_state": "dpflow.tables.source_checks",
+    "check_request": "dpflow.tables.source_checks",
+    "check_schema": "dpflow.tables.source_checks",
+    "column_types": "dpflow.tables.source_checks",
+    "describe_typed_columns": "dpflow.tables.source_checks",
+    "declare_columns": "dpflow.tables.language.grouping",
+    "declare_groups": "dpflow.tables.language.grouping",
+    "load_rows": "dpflow.tables.loading.load_rows",
+    "open_rows": "dpflow.tables.public.open_rows",
+    "publish": "dpflow.tables.public.publish",
+    "publish_answers": "dpflow.tables.public.query_points",
+    "published_ids": "dpflow.tables.public.publish",
+    "read_points": "dpflow.tables.public.query_points",
+    "read_predictions": "dpflow.tables.public.predictions",
+    "read_published": "dpflow.tables.public.publish",
+    "read_together": "dpflow.tables.public.predictions",
+    "write_predictions": "dpflow.tables.public.predictions",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

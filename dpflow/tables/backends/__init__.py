@@ -16,4 +16,11 @@ if TYPE_CHECKING:
     from dpflow.tables.backends.discovery import BUILT_IN_BACKENDS as BUILT_IN_BACKENDS
     from dpflow.tables.backends.discovery import find_backend as find_backend
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "BUILT_IN_BACKENDS": "dpflow.tables.backends.discovery",
+    "BlockSeal": "dpflow.tables.backends.contract",
+    "QueryBackend": "dpflow.tables.backends.contract",
+    "find_backend": "dpflow.tables.backends.discovery",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)

@@ -15,4 +15,8 @@ from dpflow.lazy_names import lazy_names
 if TYPE_CHECKING:
     from dpflow.tables.backends.duckdb_backend.backend import DuckDBBackend as DuckDBBackend
 
-__all__, __getattr__, __dir__ = lazy_names(__name__)
+_MODULES = {
+    "DuckDBBackend": "dpflow.tables.backends.duckdb_backend.backend",
+}
+__all__ = list(_MODULES)
+__getattr__, __dir__ = lazy_names(__name__, _MODULES)
