@@ -344,7 +344,10 @@ def test_a_column_with_the_name_of_anothers_end_is_not_its_end(
     assert row["n_noise_low"] == row["n"] + 1000 == row["N_low"]
     assert row["n_noise_low_1"] <= row["n"] <= row["n_noise_high"]
     written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
-    assert written.columns == [*frame.columns] and written.fetchall() == [tuple(row.values())]
+    # A file has the columns of a published table, with those that no frame needs.
+    shared = [name for name in written.columns if name in row]
+    assert shared == [*frame.columns] and len({*written.columns}) == len(written.columns)
+    assert written.select(*shared).fetchall() == [tuple(row.values())]
 
 
 def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
@@ -362,7 +365,8 @@ def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
         assert list(frame) == [f"{n}{end}" for n in "mq" for end in ENDS]
         answer.write(tmp_path / "answer.parquet")
         written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
-        assert [*map(str, written.types)][3::4] == ["BOOLEAN"] * 2
+        kinds = dict(zip(written.columns, map(str, written.types)))
+        assert [kinds[name + ENDS[-1]] for name in "mq"] == ["BOOLEAN"] * 2
         heads, _ = answer.list_printed()
         assert sum(head.endswith("95 % bounds") for head in heads) == 2
         for name in "mq":

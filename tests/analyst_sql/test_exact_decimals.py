@@ -117,9 +117,12 @@ def test_quantiles_of_every_scale_are_exact(
     for file in (tmp_path / "a.csv", tmp_path / "a.parquet"):
         answer.write(file)
     with open(tmp_path / "a.csv") as lines:
-        assert [Fraction(text) for text in list(csv.reader(lines))[1]] == [*map(Fraction, row)]
+        (line,) = csv.DictReader(lines)
+    assert [Fraction(line[name]) for name in columns] == [*map(Fraction, row)]
     with duckdb.connect() as connection:
-        read = connection.execute(f"FROM '{tmp_path / 'a.parquet'}'").fetchone()
+        read = connection.execute(
+            f"SELECT {', '.join(columns)} FROM '{tmp_path / 'a.parquet'}'"
+        ).fetchone()
         assert read is not None and [*map(Fraction, read)] == [*map(Fraction, row)]
     inner = f"WITH r AS (SELECT {medians} FROM data)"
     tests = ", ".join(

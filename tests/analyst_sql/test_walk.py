@@ -58,7 +58,7 @@ def test_three_answers_without_yaml(tmp_path: Path) -> None:
     described = json.loads(dpflow(tmp_path, "describe", "visits", "--json"))
     assert [budget["epsilon_left"] for budget in described["budgets"]] == ["15"]
     dpflow(tmp_path, "sql", "query.sql", "--output", "answer.csv")
-    assert (tmp_path / "answer.csv").read_text().startswith("middle\n")
+    assert (tmp_path / "answer.csv").read_text().startswith("middle,middle_noise_low,")
     refused = dpflow(tmp_path, "sql", "SELECT * FROM visits", "--epsilon", "1", status=1)
     assert "no-star" in refused and "nearest query" not in refused
 

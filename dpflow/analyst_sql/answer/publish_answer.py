@@ -41,7 +41,7 @@ def publish_answer(
     database = find_output(plan, name, folder)
     revision = plan.settings.revision
     run = run or ("" if revision is None else f"revision {revision}")
-    columns = answer.list_published(plan.kinds)
+    columns = answer.list_published()
     confidences = tuple(column[3] for column in columns)
     released_at, chosen = answer.released_at, answer.chosen
     about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source)

@@ -433,6 +433,7 @@ def answer_sql(
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
     answer = compute_answer(plan.query, cells_of, origins, notes, plan.keys)
+    answer = replace(answer, kinds=plan.kinds)
     if not any(column.total == "stated" for column in answer.columns):
         # Of numbers that are computed of others no total interval is known.
         answer = replace(

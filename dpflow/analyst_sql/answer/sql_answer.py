@@ -113,6 +113,7 @@ class SqlAnswer:
         protects: whom the guarantee protects.
         notes: what a reader must know.
         chosen: noise chose which rows there are.
+        kinds: DuckDB's types of the query's columns, known before anything is drawn.
     """
 
     columns: tuple[AnswerColumn, ...]
@@ -121,6 +122,7 @@ class SqlAnswer:
     protects: str
     notes: tuple[str, ...] = ()
     chosen: bool = True
+    kinds: tuple[str, ...] = ()
 
     @property
     def free(self) -> bool:
@@ -146,16 +148,14 @@ class SqlAnswer:
         """
         return [column[:3] for column in self._list_columns(intervals)]
 
-    def list_published(self, kinds: Sequence[str]) -> list[tuple[str, str, list[Any], int]]:
-        """Names, types and values as a published table has them, and per cent with which intervals hold: 100 without
-        noise, 0 without an interval. Both ends of both intervals and ``_raw_value`` stand beside every number with noise,
-        whatever was drawn: an answer without rows has the columns of one with rows.
-
-        Args:
-            kinds: DuckDB's types of the query's columns, known before anything is drawn.
+    def list_published(self) -> list[tuple[str, str, list[Any], int]]:
+        """Names, types and values as a published table or a file has them, and per cent with which intervals hold: 100
+        without noise, 0 without an interval. Both ends of both intervals and ``_raw_value`` stand beside every number with
+        noise, whatever was drawn: an answer without rows has the columns of one with rows.
         """
+        kinds = self.kinds
         if len(kinds) != len(self.columns):
-            kinds = [column.kind for column in self.columns]
+            kinds = tuple(column.kind for column in self.columns)
         fitted = (
             replace(column, kind=_plan_kind(kind, column.kind))
             for column, kind in zip(self.columns, kinds)
@@ -242,25 +242,7 @@ class SqlAnswer:
 
     def to_arrow(self, intervals: bool = False) -> pyarrow.Table:
         """An Arrow table. Raises `MissingExtra` without pyarrow."""
-        with require_extra("frames", "an answer as an Arrow table"):
-            import pyarrow
-        kinds = {
-            "BIGINT": pyarrow.int64(),
-            "DOUBLE": pyarrow.float64(),
-            "BOOLEAN": pyarrow.bool_(),
-            "DATE": pyarrow.date32(),
-            "TIMESTAMP": pyarrow.timestamp("us"),
-        }
-        columns = self.list_columns(intervals)
-        for _, kind, _ in columns:
-            if kind.startswith("DECIMAL") or kind == "HUGEINT":
-                width, scale = map(int, kind[8:-1].split(",")) if kind != "HUGEINT" else (38, 0)
-                kinds[kind] = pyarrow.decimal128(width, scale)
-        schema = [(name, kinds.get(kind, pyarrow.string())) for name, kind, _ in columns]
-        return pyarrow.table(
-            {name: _plain_values(values) for name, _, values in columns},
-            schema=pyarrow.schema(schema),
-        )
+        return _make_arrow(self.list_columns(intervals))
 
     def to_polars(self, intervals: bool = False) -> polars.DataFrame:
         """A polars frame. Raises `MissingExtra` without polars."""
@@ -272,11 +254,8 @@ class SqlAnswer:
 
     def to_json(self, intervals: bool = False) -> dict[str, Any]:
         """The answer and what it cost, for programs."""
-        columns = self.list_columns(intervals)
-        names = [name for name, _, _ in columns]
-        lines = zip(*(_plain_values(values) for _, _, values in columns))
         return {
-            "rows": [dict(zip(names, map(_json_value, line))) for line in lines],
+            "rows": _list_records(self.list_columns(intervals)),
             "columns": [
                 {
                     "name": one.name,
@@ -316,6 +295,7 @@ class SqlAnswer:
             "protects": self.protects,
             "notes": list(self.notes),
             "chosen": self.chosen,
+            "kinds": list(self.kinds),
         }
 
     @classmethod
@@ -335,18 +315,23 @@ class SqlAnswer:
             data["protects"],
             tuple(data["notes"]),
             data["chosen"],
+            tuple(data["kinds"]),
         )
 
     def write(self, file: Path | str, intervals: bool = True) -> None:
-        """Write the rows as CSV, JSON or Parquet, by the file's name. Raises `InvalidInput` or `NotPublished`."""
+        """Write the rows as CSV, JSON or Parquet, by the file's name, with intervals in the columns of a published table:
+        those of the plan, whatever was drawn. Raises `InvalidInput` or `NotPublished`.
+        """
         file = Path(file)
         kind = check_suffix(file)
         if kind == ".csv":
             content = self._csv_text(intervals).encode()
         elif kind == ".json":
-            content = (json.dumps(self.to_json(intervals)["rows"], indent=1) + "\n").encode()
+            content = (
+                json.dumps(_list_records(self._list_written(intervals)), indent=1) + "\n"
+            ).encode()
         else:
-            arrow = self.to_arrow(intervals)
+            arrow = _make_arrow(self._list_written(intervals))
             import pyarrow
             import pyarrow.parquet
 
@@ -355,8 +340,13 @@ class SqlAnswer:
             content = bytes(stream.getvalue())
         write_whole(file, content)
 
+    def _list_written(self, intervals: bool) -> list[tuple[str, str, list[Any]]]:
+        if not intervals:
+            return self.list_columns()
+        return [column[:3] for column in self.list_published()]
+
     def _csv_text(self, intervals: bool) -> str:
-        columns = self.list_columns(intervals)
+        columns = self._list_written(intervals)
         stream = io.StringIO()
         lines = csv.writer(stream, lineterminator="\n")
         lines.writerow(name for name, _, _ in columns)
@@ -379,6 +369,34 @@ class SqlAnswer:
     def _repr_html_(self) -> str:
         heads, lines = self.list_printed()
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
+
+
+def _list_records(columns: Sequence[tuple[str, str, list[Any]]]) -> list[dict[str, Any]]:
+    names = [name for name, _, _ in columns]
+    lines = zip(*(map(_json_value, _plain_values(values)) for _, _, values in columns))
+    return [dict(zip(names, line)) for line in lines]
+
+
+def _make_arrow(columns: Sequence[tuple[str, str, list[Any]]]) -> pyarrow.Table:
+    """Names, types and values as an Arrow table. Raises `MissingExtra` without pyarrow."""
+    with require_extra("frames", "an answer as an Arrow table"):
+        import pyarrow
+    kinds = {
+        "BIGINT": pyarrow.int64(),
+        "DOUBLE": pyarrow.float64(),
+        "BOOLEAN": pyarrow.bool_(),
+        "DATE": pyarrow.date32(),
+        "TIMESTAMP": pyarrow.timestamp("us"),
+    }
+    for _, kind, _ in columns:
+        if kind.startswith("DECIMAL") or kind == "HUGEINT":
+            width, scale = map(int, kind[8:-1].split(",")) if kind != "HUGEINT" else (38, 0)
+            kinds[kind] = pyarrow.decimal128(width, scale)
+    schema = [(name, kinds.get(kind, pyarrow.string())) for name, kind, _ in columns]
+    return pyarrow.table(
+        {name: _plain_values(values) for name, _, values in columns},
+        schema=pyarrow.schema(schema),
+    )
 
 
 def number_name(taken: Collection[str], name: str) -> str:

@@ -256,8 +256,13 @@ def _csv_bytes(tables: Sequence[ResultTable]) -> bytes:
     lines = csv.writer(stream, lineterminator="\n")
     lines.writerow(tables[0].columns())
     for table in tables:
-        lines.writerows(record.values() for record in table.records())
+        lines.writerows(map(_csv_value, record.values()) for record in table.records())
     return stream.getvalue().encode()
+
+
+def _csv_value(value: Any) -> Any:
+    """A value as DuckDB's CSV has it: truth is true or false."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def _json_bytes(tables: Sequence[ResultTable]) -> bytes:
@@ -269,8 +274,10 @@ def _join_arrow(tables: Sequence[ResultTable]) -> pyarrow.Table:
     arrow = [table.to_arrow() for table in tables]
     import pyarrow
 
-    # Integers become doubles where another of the results has some.
-    return pyarrow.concat_tables(arrow, promote_options="permissive")
+    joined = pyarrow.concat_tables(arrow, promote_options="permissive")
+    # As in a published table, whatever was drawn: integers that are no doubles are in ``text``, too.
+    value = joined.schema.get_field_index("value")
+    return joined.set_column(value, "value", joined["value"].cast("double", safe=False))
 
 
 def _parquet_bytes(tables: Sequence[ResultTable]) -> bytes:

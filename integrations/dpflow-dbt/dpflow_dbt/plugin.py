@@ -83,10 +83,10 @@ class Plugin(BasePlugin):
                 f"{', '.join((*_OPTIONS, 'parameters', 'run'))}"
             )
         if (server := None if self._ledger else find_server(self._folder)) is not None:
-            answer, kinds, blocks, scope = self._ask_service(server, model, options, parameters)
+            answer, blocks, scope = self._ask_service(server, model, options, parameters)
         else:
-            answer, kinds, blocks, scope = self._ask_ledger(model, options, parameters)
-        columns = [column[:3] for column in answer.list_published(kinds)]
+            answer, blocks, scope = self._ask_ledger(model, options, parameters)
+        columns = [column[:3] for column in answer.list_published()]
         told = AnswerRun(blocks, run, answer.released_at)
         write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
         for one in answer.origins:
@@ -98,8 +98,8 @@ class Plugin(BasePlugin):
 
     def _ask_service(
         self, server: str, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
-    ) -> tuple[SqlAnswer, Sequence[str], str, str]:
-        """The answer of the service that ``dpflow.yml`` names, its columns' types, its blocks, and the scope that pays.
+    ) -> tuple[SqlAnswer, str, str]:
+        """The answer of the service that ``dpflow.yml`` names, its blocks, and the scope that pays.
         What is stored there serves, whoever of that scope asked it.
         """
         client, text = connect(server), model["sql"]
@@ -107,12 +107,11 @@ class Plugin(BasePlugin):
         self._check_columns([column["column"] for column in plan["columns"]], model.get("existing"))
         blocks = dict.fromkeys(block for one in plan["releases"] for block in one["blocks"])
         answer = client.sql(text, parameters=parameters, **options)
-        kinds = [str(column["type"]) for column in plan["columns"]]
-        return answer, kinds, ",".join(blocks), str(plan["scope"])
+        return answer, ",".join(blocks), str(plan["scope"])
 
     def _ask_ledger(
         self, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
-    ) -> tuple[SqlAnswer, Sequence[str], str, str]:
+    ) -> tuple[SqlAnswer, str, str]:
         """The same beside the ledger."""
         registry, ledger = Registry.load(), self._open_ledger()
         plan = plan_sql(
@@ -128,7 +127,7 @@ class Plugin(BasePlugin):
         self._check_plan(plan)
         self._check_columns(plan.columns, model.get("existing"))
         answer = answer_sql(plan, ledger, registry)
-        return answer, plan.kinds, plan.block_text, plan.settings.scope
+        return answer, plan.block_text, plan.settings.scope
 
     def _open_ledger(self) -> Ledger:
         location, anchor = locate_ledger(self._ledger, self._folder)

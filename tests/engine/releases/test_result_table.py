@@ -78,7 +78,7 @@ def test_what_no_double_writes_is_a_text_beside_it() -> None:
 
 @pytest.mark.parametrize("result", [COUNTS, MIXED, Result(())])
 def test_files_have_named_columns(result: Result, tmp_path: Path) -> None:
-    """Whatever the kind; of nothing selected, the names."""
+    """Whatever the kind; of nothing selected, the names. Truth is written as in DuckDB's CSV, and a type is never drawn."""
     for suffix in ("csv", "json", "parquet"):
         table(result).write(tmp_path / f"r.{suffix}")
     with (tmp_path / "r.csv").open() as stream:
@@ -86,12 +86,15 @@ def test_files_have_named_columns(result: Result, tmp_path: Path) -> None:
     assert lines[0] == NAMES and len(lines) == 1 + len(result.rows)
     assert json.loads((tmp_path / "r.json").read_text()) == table(result).records()
     parquet = duckdb.sql(f"FROM '{tmp_path}/r.parquet'")
+    assert dict(zip(parquet.columns, parquet.types))["value"] == "DOUBLE"
+    clipped = NAMES.index("clipped")
+    assert {line[clipped] for line in lines[1:]} <= {"true", "false"}
     assert parquet.columns == NAMES and len(parquet.fetchall()) == len(result.rows)
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
 def test_several_results_in_one_file(tmp_path: Path) -> None:
-    """One below the other; integers become doubles where another has some."""
+    """One below the other."""
     write_tables([table(COUNTS), table(MIXED)], tmp_path / "both.parquet")
     assert duckdb.sql(
         f"SELECT count(*), count(value) FROM '{tmp_path}/both.parquet'"
