@@ -51,6 +51,13 @@ QUERIES = [
     "SELECT draw, city, n / SUM(n) OVER (PARTITION BY draw) AS x FROM t",
     "SELECT draw, city, n - lag(n) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
     "SELECT draw, city, n FROM t JOIN (VALUES ('Oslo', 1), ('Bern', 2)) AS c(name, code) ON name = city",
+    "SELECT draw, city, TRY(ln(n)) + n AS x FROM t",
+    "SELECT draw, city, coalesce(TRY(sqrt(n)), 0) - n AS x FROM t",
+    "SELECT draw, city, NULLIF(n, 45) AS x FROM t",
+    "SELECT draw, city, lag(TRY(log2(n)), 1, 0) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
+    "SELECT draw, SUM(TRY(ln(n))) - SUM(n) AS x FROM t WHERE city = 'Rome' GROUP BY draw",
+    "SELECT draw, SUM(TRY(sqrt(n))) AS x FROM t WHERE city <> 'Bern' GROUP BY draw",
+    "SELECT draw, MAX(r) FILTER (WHERE city > 'C') AS x FROM (SELECT draw, city, TRY(sqrt(n)) AS r FROM t) GROUP BY draw",
 ]  # fmt: skip
 
 
@@ -134,8 +141,10 @@ def count_holding(plan: SqlPlan, noisy: ReleasedTable, exact: ReleasedTable) -> 
     held: dict[Any, int] = {}
     for row, span in zip(rows, column.spans):
         expected = truth[tuple(row[:-1])]
-        # What has no interval claims nothing.
-        holds = span is None or expected is None or span[0] - 1e-9 <= expected <= span[1] + 1e-9
+        # What has no interval claims nothing; an interval claims that there is a value.
+        holds = span is None or (
+            expected is not None and span[0] - 1e-9 <= expected <= span[1] + 1e-9
+        )
         held[row[1] if len(row) > 2 else ""] = held.get(row[1] if len(row) > 2 else "", 0) + holds
     return list(held.values())
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from enum import IntEnum
 from typing import Any
 
 from sqlglot import exp
@@ -18,12 +19,21 @@ from dpflow.analyst_sql.parse.parsed_parts import is_there
 #: A released number's column: the position of its release, and its own.
 Source = tuple[int, int]
 #: Functions that keep the order of numbers, in their first argument.
-_MONOTONE = (exp.Round, exp.Floor, exp.Ceil, exp.Exp)
+_MONOTONE = (exp.Round, exp.Floor, exp.Ceil, exp.Trunc, exp.Sign, exp.Cbrt, exp.Exp)
 #: Larger bounds are not written.
 _MAX_NODES = 10_000
 _NUMBERS = {"TINYINT", "SMALLINT", "INT", "BIGINT", "INT128", "FLOAT", "DOUBLE", "DECIMAL"}
 #: Those that hold every released number.
 _WIDE = {"BIGINT", "INT128", "FLOAT", "DOUBLE"}
+
+
+class NoisyNull(IntEnum):
+    """Where noise may decide whether an expression is NULL."""
+
+    NOWHERE = 0
+    UNBOUNDED = 1
+    """In rows where it has no bounds: those of ``ln(n)`` are there where those of ``n`` are above 0."""
+    ANYWHERE = 2
 
 
 @dataclass(frozen=True)
@@ -35,7 +45,7 @@ class Known:
         sources: the released columns that it is computed from.
         low, high: expressions of its bounds; None where there is no rule.
         count: how many released numbers must be within their widths for the bounds to hold.
-        maybe_null: noise may make it NULL, or a number of NULL.
+        noisy_null: where noise may make it NULL, or a number of NULL.
         never_null: it has a value in every row.
     """
 
@@ -44,7 +54,7 @@ class Known:
     low: Any = None
     high: Any = None
     count: Any = None
-    maybe_null: bool = False
+    noisy_null: NoisyNull = NoisyNull.NOWHERE
     never_null: bool = False
 
     @property
@@ -60,7 +70,8 @@ def combine(
     parts: Iterable[Known], sources: frozenset[Source] = frozenset(), noisy: bool = True
 ) -> Known:
     """What is computed from parts by no rule: it has noise, and no bounds."""
-    return Known(noisy, sources.union(*(part.sources for part in parts)), maybe_null=True)
+    sources = sources.union(*(part.sources for part in parts))
+    return Known(noisy, sources, noisy_null=NoisyNull.ANYWHERE)
 
 
 def number(value: int) -> Any:
@@ -145,6 +156,11 @@ def _read_operands(parts: Sequence[Any], find: Find) -> list[Operand] | None:
     return operands
 
 
+def _are_chosen(operands: Sequence[Operand]) -> bool:
+    """Whether noise may make an operand NULL that has bounds."""
+    return any(noise.noisy_null is NoisyNull.ANYWHERE for _, noise in operands)
+
+
 def _is_never_null(operand: Operand) -> bool:
     expression, noise = operand
     return noise.never_null or isinstance(expression, exp.Literal)
@@ -154,7 +170,7 @@ def _make(
     operands: Sequence[Operand],
     low: Any,
     high: Any,
-    maybe_null: bool = False,
+    noisy_null: NoisyNull = NoisyNull.NOWHERE,
     never_null: bool = False,
 ) -> Known:
     parts = [noise for _, noise in operands]
@@ -166,7 +182,7 @@ def _make(
         low,
         high,
         add_counts(parts),
-        maybe_null or any(noise.maybe_null for noise in parts),
+        NoisyNull.NOWHERE if never_null else max(noisy_null, *(one.noisy_null for one in parts)),
         never_null,
     )
 
@@ -206,7 +222,7 @@ def _read_arithmetic(expression: Any, operands: list[Operand], find: Find) -> Kn
     least, most = (call_macro(f"{name}_{end}", ends) for end in ("low", "high"))
     if kind is exp.Mul:
         return _make(operands, least, most, never_null=all(map(_is_never_null, operands)))
-    return _make(operands, least, most, other.noisy)
+    return _make(operands, least, most, NoisyNull.UNBOUNDED if other.noisy else NoisyNull.NOWHERE)
 
 
 def _read_negation(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -247,24 +263,32 @@ def _read_monotone(expression: Any, operands: list[Operand], find: Find) -> Know
 
 
 def _read_root(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-
-    def take_root(end: Any) -> Any:
-        positive = exp.If(this=exp.GTE(this=end, expression=number(0)), true=exp.Sqrt(this=end))
-        negative = exp.If(this=exp.LT(this=end, expression=number(0)), true=number(0))
-        return brackets(exp.Case(ifs=[positive, negative]))
-
-    low, high = map(take_root, _bounds(operands[0]))
-    # Whether it has a value is noise: a query that fails on it is answered with NULL there.
-    return _make(operands, low, high, maybe_null=True)
+    return _read_partial(expression, "this", exp.GTE, operands[0])
 
 
 def _read_logarithm(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    if expression.args.get("expression") is not None:
+    if expression.args.get("expression") is None:
+        return _read_partial(expression, "this", exp.GT, operands[0])
+    base = expression.this
+    if not isinstance(base, exp.Literal) or base.is_string or float(base.this) <= 1:
         return None
-    low, high = _bounds(operands[0])
-    positive = exp.GT(this=low, expression=number(0))
-    ends = [choose(positive, _with_first(expression, end)) for end in (low, high)]
-    return _make(operands, ends[0], ends[1], maybe_null=True)
+    return _read_partial(
+        expression, "expression", exp.GT, (expression.expression, find(expression.expression))
+    )
+
+
+def _read_partial(expression: Any, name: str, kind: type, operand: Operand) -> Known | None:
+    """A function that keeps order and fails below 0: bounds where its operand surely has a value of it."""
+    if not operand[1].ruled:
+        return None
+    low, high = _bounds(operand)
+    is_legal = kind(this=low, expression=number(0))
+    ends = []
+    for end in (low, high):
+        new = expression.copy()
+        new.set(name, end)
+        ends.append(choose(is_legal, new))
+    return _make([operand], ends[0], ends[1], NoisyNull.UNBOUNDED)
 
 
 def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -277,11 +301,21 @@ def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | 
         fits = exp.And(this=fits, expression=is_there(one))
     low, high = (choose(exp.paren(fits), one) for one in casts)
     fails = isinstance(expression, exp.TryCast) or kind.this.name not in _WIDE
-    return _make(operands, low, high, fails, not fails and _is_never_null(operands[0]))
+    noisy_null = NoisyNull.UNBOUNDED if fails else NoisyNull.NOWHERE
+    return _make(operands, low, high, noisy_null, not fails and _is_never_null(operands[0]))
+
+
+def _read_try(expression: Any, operands: list[Operand], find: Find) -> Known | None:
+    """Where the ends do not fail, what they are ends of fails only beyond its type."""
+    ends = [exp.Try(this=end) for end in _bounds(operands[0])]
+    fits = exp.paren(exp.And(this=is_there(ends[0]), expression=is_there(ends[1])))
+    low, high = (choose(fits, end) for end in ends)
+    overflows = expression.find(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs) is not None
+    return _make(operands, low, high, NoisyNull.ANYWHERE if overflows else NoisyNull.UNBOUNDED)
 
 
 def _read_extreme(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    if any(noise.maybe_null for _, noise in operands):
+    if _are_chosen(operands):
         return None
     noise = all_bounded([one for _, one in operands])
     lows, highs = zip(*map(_bounds, operands))
@@ -291,8 +325,8 @@ def _read_extreme(expression: Any, operands: list[Operand], find: Find) -> Known
 
 
 def _read_coalesce(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    """The first that is there; of what noise may have made NULL there is no rule."""
-    if any(noise.maybe_null for _, noise in operands[:-1]):
+    """The first that is there; of what noise may have made NULL beside its bounds there is no rule."""
+    if _are_chosen(operands[:-1]):
         return None
     low, high = _bounds(operands[-1])
     for operand in reversed(operands[:-1]):
@@ -305,11 +339,12 @@ def _read_coalesce(expression: Any, operands: list[Operand], find: Find) -> Know
 
 
 def _read_nullif(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    low, high = _bounds(operands[0])
-    if not operands[0][1].noisy:
-        return None
-    noise = _make(operands, low, high, maybe_null=True)
-    return replace(noise, sources=noise.sources | find(expression.expression).sources)
+    (low, high), (other_low, other_high) = map(_bounds, operands)
+    below, above = (
+        exp.LT(this=one, expression=other) for one, other in ((high, other_low), (other_high, low))
+    )
+    differ = exp.Or(this=below, expression=above)
+    return _make(operands, choose(differ, low), choose(differ, high), NoisyNull.UNBOUNDED)
 
 
 def _read_case(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -352,7 +387,7 @@ def _read_case(expression: Any, operands: list[Operand], find: Find) -> Known | 
         low,
         high,
         # Noise chooses between a NULL of any branch and the others' numbers.
-        not never_null,
+        NoisyNull.ANYWHERE,
         never_null,
     )
     return replace(noise, sources=noise.sources.union(*(one.sources for one in conditions)))
@@ -367,10 +402,11 @@ _RULES: tuple[tuple[Any, tuple[str, ...], Callable[[Any, Any, Find], Known | Non
     (exp.Abs, ("this",), _read_abs),
     (_MONOTONE, ("this",), _read_monotone),
     (exp.Sqrt, ("this",), _read_root),
-    (exp.Ln, ("this",), _read_logarithm),
+    ((exp.Ln, exp.Log), ("this",), _read_logarithm),
     ((exp.Cast, exp.TryCast), ("this",), _read_cast),
+    (exp.Try, ("this",), _read_try),
     ((exp.Least, exp.Greatest), _ALL, _read_extreme),
     (exp.Coalesce, _ALL, _read_coalesce),
-    (exp.Nullif, ("this",), _read_nullif),
+    (exp.Nullif, _BOTH, _read_nullif),
     ((exp.Case, exp.If), (), _read_case),
 )

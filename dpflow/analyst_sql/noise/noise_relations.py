@@ -13,6 +13,7 @@ from dpflow.analyst_sql.noise.noise_expressions import (
     EXACT,
     Find,
     Known,
+    NoisyNull,
     Source,
     add_counts,
     choose,
@@ -207,7 +208,7 @@ class ReleasedNoise:
                 _write_end(limits.low),
                 _write_end(limits.high),
                 number(1),
-                True,
+                NoisyNull.ANYWHERE,
             )
         if not isinstance(part, exp.Div):
             return None
@@ -220,7 +221,7 @@ class ReleasedNoise:
         positive = exp.paren(exp.and_(*signs))
         low, high = choose(positive, number(0)), choose(positive, _write_end(None))
         sources = operands[0].sources | operands[1].sources
-        return Known(True, sources, low, high, add_counts(operands), True)
+        return Known(True, sources, low, high, add_counts(operands), NoisyNull.ANYWHERE)
 
     def count_step(self) -> None:
         """Raise `RuleMissing` where a query takes too many steps."""
@@ -253,8 +254,7 @@ class ReleasedNoise:
             sources = frozenset({(len(self._releases) + position, n)})
             noise = EXACT if held == EXACT_COLUMN else combine([], sources)
             if table.has_interval(n) and self._mean_limits is None and not self._is_total:
-                hidden = None in table.values[n]
-                noise = beside(name, None, sources, hidden, not hidden)
+                noise = beside(name, None, sources, *_hide(None in table.values[n]))
             columns.append(NoisyColumn(name, noise))
         # The noise that chose them may be that of any number beside them.
         chosen = self.everything if table.chosen else frozenset[Source]()
@@ -272,13 +272,12 @@ class ReleasedNoise:
             name, source = number_column(n), (position, n)
             noise = combine([], frozenset({source}))
             if numeric:
-                hidden = released.hidden[n]
-                noise = beside(name, None, frozenset({source}), hidden, not hidden)
+                noise = beside(name, None, frozenset({source}), *_hide(released.hidden[n]))
             numbers.append(NoisyColumn(name, noise, source if numeric else None))
         # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
         filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
         for n in released.present:
-            noise = beside(present_column(n), None, frozenset({(position, n)}), False, True)
+            noise = beside(present_column(n), None, frozenset({(position, n)}), *_hide(False))
             numbers.append(NoisyColumn(present_column(n), noise))
         return Shape(keys + numbers + filled, selected=released.selected, release=position)
 
@@ -472,7 +471,7 @@ class SelectSources(ABC):
                 column.name,
                 table,
                 noise.sources,
-                noise.maybe_null or self._filled_by_noise,
+                NoisyNull.ANYWHERE if self._filled_by_noise else noise.noisy_null,
                 noise.never_null and not self._is_outer,
             )
         if matches and name.casefold() in self._merged:
@@ -499,12 +498,17 @@ class SelectSources(ABC):
         return matches[0].cell if len(matches) == 1 else None
 
 
+def _hide(is_hidden: bool) -> tuple[NoisyNull, bool]:
+    """Where noise may make a column NULL that has NULLs by noise or none, and whether it has a value in every row."""
+    return (NoisyNull.ANYWHERE if is_hidden else NoisyNull.NOWHERE), not is_hidden
+
+
 def beside(
     name: str,
     table: Any,
     sources: frozenset[Source],
-    maybe_null: bool = False,
-    never_null: bool = False,
+    noisy_null: NoisyNull,
+    never_null: bool,
 ) -> Known:
     """A column of FROM beside which its bounds stand."""
     parts = [
@@ -513,4 +517,4 @@ def beside(
     ]
     # A row that an outer join lacks has no number.
     count = exp.Coalesce(this=parts[2], expressions=[number(0)])
-    return Known(True, sources, parts[0], parts[1], count, maybe_null, never_null)
+    return Known(True, sources, parts[0], parts[1], count, noisy_null, never_null)

@@ -120,7 +120,7 @@ def _unite(left: Known, right: Known) -> Known:
         return replace(
             anything,
             sources=left.sources | right.sources,
-            maybe_null=left.maybe_null or right.maybe_null,
+            noisy_null=max(left.noisy_null, right.noisy_null),
             never_null=left.never_null and right.never_null,
         )
     return combine([left, right])

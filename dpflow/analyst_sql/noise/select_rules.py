@@ -10,6 +10,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.noise.noise_expressions import (
     EXACT,
     Known,
+    NoisyNull,
     Source,
     choose,
     combine,
@@ -272,7 +273,7 @@ class SelectRules(SelectSources):
             shape.attach([True])
             parts = [_take_column(inner, n) for n in range(1, 4)]
             low, high, count = parts
-            return Known(True, sources, low, high, count, noise.maybe_null)
+            return Known(True, sources, low, high, count, noise.noisy_null)
         return combine([], sources or self._released.everything)
 
     def _find_ranked(self, part: Any, noise: Known, sources: frozenset[Source]) -> Known:
@@ -288,7 +289,7 @@ class SelectRules(SelectSources):
             if name != "order" and select.args.get(name) and select.args[name].find(exp.Query):
                 return combine([], sources)
         shape = self._read_query(unordered, self._scope)
-        if shape.chosen or shape.selected or not shape.columns[0].noise.ruled or noise.maybe_null:
+        if shape.chosen or shape.selected or not shape.columns[0].noise.ruled or noise.noisy_null:
             return combine([], sources)
         item, key = select.expressions[0], order.expressions[0].this
         names = {item.alias_or_name.casefold()} - {""}
@@ -309,7 +310,7 @@ class SelectRules(SelectSources):
                 query.set(name, None if clause is None else clause.copy())
             parts.append(exp.Subquery(this=query))
         count = number(self._released.count_numbers(sources))
-        return Known(True, sources, parts[0], parts[1], count, noise.maybe_null)
+        return Known(True, sources, parts[0], parts[1], count)
 
     def _find_set(self, part: Any) -> Known:
         """EXISTS, IN and the like: true or false, so without bounds where noise decides."""
@@ -350,7 +351,7 @@ class SelectRules(SelectSources):
         if not noisy:
             return EXACT
         value = inner.this if isinstance(inner.this, exp.Expression) else None
-        if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].maybe_null:
+        if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].noisy_null:
             # A released number has a value in every row.
             return combine(noisy) if isinstance(value, exp.Distinct) else EXACT
         noise = None if value is None else self._find_inner(value)
@@ -358,7 +359,7 @@ class SelectRules(SelectSources):
             not isinstance(inner, _BOUNDED_AGGREGATES)
             or noise is None
             or not noise.ruled
-            or noise.maybe_null
+            or noise.noisy_null is NoisyNull.ANYWHERE
             or len(noisy) > 1
         ):
             return combine(operands)
@@ -393,9 +394,11 @@ class SelectRules(SelectSources):
             low = choose(test, exp.Sub(this=part.copy(), expression=exp.paren(below)))
             high = choose(test, exp.Add(this=part.copy(), expression=exp.paren(above)))
             return Known(True, noise.sources, low, high, number(1))
-        test = exp.paren(exp.EQ(this=values, expression=bounded))
+        # Where noise may have made some NULL, each row needs bounds, which say that it did not.
+        rows = wrap(exp.Count, exp.Star()) if noise.noisy_null else values
+        test = exp.paren(exp.EQ(this=rows, expression=bounded))
         low, high = (choose(test, wrap(type(inner), end)) for end in (noise.low, noise.high))
-        return Known(True, noise.sources, low, high, count)
+        return Known(True, noise.sources, low, high, count, noise.noisy_null)
 
     def _find_width(self, value: Any) -> Callable[[Any], tuple[Any, Any]] | None:
         """How far a sum of a release's own numbers may be, each of which is in it once."""
@@ -450,11 +453,11 @@ class SelectRules(SelectSources):
             return combine(operands, self._window_order)
         if not noisy:
             return EXACT
-        if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].maybe_null:
+        if isinstance(inner, exp.Count) and len(noisy) == 1 and not noisy[0].noisy_null:
             return combine(noisy) if isinstance(inner.this, exp.Distinct) else EXACT
         value = inner.this
         noise = self.find(value) if isinstance(value, exp.Expression) else EXACT
-        if not noise.ruled or noise.maybe_null or len(noisy) > 1:
+        if not noise.ruled or noise.noisy_null is NoisyNull.ANYWHERE or len(noisy) > 1:
             return combine(operands)
         if isinstance(inner, _ROW_WINDOWS) and isinstance(call, type(inner)):
             ends = [_replace_call(part, inner, end) for end in (noise.low, noise.high)]
@@ -462,7 +465,7 @@ class SelectRules(SelectSources):
             zero = None if default is None else number(0)
             counted = _replace_call(part, inner, noise.count, zero)
             count = exp.Coalesce(this=counted, expressions=[number(0)])
-            return Known(True, noise.sources, ends[0], ends[1], count)
+            return Known(True, noise.sources, ends[0], ends[1], count, noise.noisy_null)
         if not isinstance(inner, _BOUNDED_WINDOWS) or isinstance(call, exp.IgnoreNulls):
             return combine(operands)
 
