@@ -133,7 +133,7 @@ class Registry:
         if name not in self.mechanisms and name in self.estimators:
             raise InvalidInput(
                 f"{name!r} is an estimator, which a session such as reusable_holdout computes for every group, and no "
-                f"mechanism; dpflow estimators {name} explains it"
+                f"mechanism; dpflow reference {name} explains it"
             )
         if name not in self.mechanisms:
             raise UnknownName("mechanism", name, self.mechanisms)

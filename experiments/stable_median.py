@@ -1,7 +1,7 @@
 """The reusable holdout against the analysts it was made for: Freedman's, the Science paper's, sign
 aggregation, boosting.
 
-All gates here are unproven: their groups are far fewer than any proof asks for (`dpflow samples`),
+All gates here are unproven: their groups are far fewer than any proof asks for (`dpflow calculate samples`),
 which is the regime in which people use holdouts. What is asserted is what happens, not what is
 proven.
 """

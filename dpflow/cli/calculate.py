@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 import yaml
 
-from dpflow.cli.console import JsonOption, explain_entry, show_json, show_table
+from dpflow.cli.console import JsonOption, show_json, show_table
 from dpflow.cli.pictures import save_picture
 from dpflow.core.contract.calculator import Calculator, Sheet
 from dpflow.errors import InvalidInput
@@ -16,39 +16,25 @@ from dpflow.extras import require_extra
 from dpflow.registry import Registry
 from dpflow.yaml_files import RepeatedKey, parse_yaml
 
-NameArgument = Annotated[
-    str | None, typer.Argument(help="A calculator; without one, all are listed.")
-]
-InputsArgument = Annotated[
-    list[str] | None,
-    typer.Argument(help="Its inputs as field=value; a value may be a list: [1, 2]."),
-]
-PlotOption = Annotated[
-    Path | None, typer.Option("--plot", help="Draw the columns of numbers to this PNG or SVG file.")
-]
-
 MANY = 7  #: columns beside each other
 
 
 def command(
-    name: NameArgument = None,
-    inputs: InputsArgument = None,
-    explained: Annotated[
-        bool, typer.Option("--inputs", help="Say what the calculator's inputs mean.")
-    ] = False,
-    plot: PlotOption = None,
+    name: Annotated[str, typer.Argument(help="A calculator, as dpflow reference lists them.")],
+    inputs: Annotated[
+        list[str] | None,
+        typer.Argument(help="Its inputs as field=value; a value may be a list: [1, 2]."),
+    ] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the columns of numbers to this PNG or SVG file.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Answer a question about methods: how many rows, how much noise, what no method can reach."""
-    registry = Registry.load()
-    if name is None:
-        return _list_calculators(registry, as_json)
-    calculator = registry.find_calculator(name)
-    if explained:
-        return explain_entry(calculator, as_json)
+    calculator = Registry.load().find_calculator(name)
     sheet = calculator.run(parse_words(inputs or []))
     if plot is not None:
-        draw_sheet(calculator, sheet, plot)
+        _draw_sheet(calculator, sheet, plot)
     if as_json:
         return show_json(sheet.to_json())
     show_table(calculator.summary, *_sheet_table(sheet))
@@ -79,7 +65,7 @@ def parse_words(inputs: list[str]) -> dict[str, Any]:
     return values
 
 
-def draw_sheet(calculator: Calculator, sheet: Sheet, file: Path) -> None:
+def _draw_sheet(calculator: Calculator, sheet: Sheet, file: Path) -> None:
     """Every column of numbers against the sheet's x column, both axes logarithmic where all numbers
     are positive.
     """
@@ -146,21 +132,3 @@ def _cell_text(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _list_calculators(registry: Registry, as_json: bool) -> None:
-    rows = [
-        {
-            "name": c.name,
-            "summary": c.summary,
-            "inputs": [n + "?" * (not f.is_required()) for n, f in c.Params.model_fields.items()],
-            "origin": registry.origin[c.name],
-            "citation": c.citation,
-        }
-        for c in registry.calculators.values()
-    ]
-    if as_json:
-        return show_json(rows)
-    cells = ((r["name"], r["summary"], ", ".join(r["inputs"])) for r in rows)
-    title = "calculators (dpflow calculate NAME --inputs says more)"
-    show_table(title, ("name", "answers", "inputs (? may be left out)"), cells)

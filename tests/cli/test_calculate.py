@@ -52,9 +52,7 @@ def run(*words: str) -> str:
     return done.output
 
 
-def test_lists_and_answers(tmp_path: Path) -> None:
-    assert "how large is the noise" in run()
-    assert json.loads(run("--json"))[0]["inputs"] == ["epsilon", "sizes?"]
+def test_answers(tmp_path: Path) -> None:
     assert "only an example" in run("noise", "epsilon=0.5")
     found = json.loads(run("noise", "epsilon=0.5", "sizes=[1, 2]", "--json"))
     assert found == {
@@ -77,17 +75,6 @@ def test_refusals(tmp_path: Path) -> None:
         run("noise", "epsilon=1", "epsilon=2")
     with pytest.raises(InvalidInput, match="picture"):
         run("noise", "epsilon=1", "--plot", str(tmp_path / "none" / "noise.png"))
-
-
-def test_samples_is_the_planner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`dpflow samples` prints the plugin's planner and draws its curves."""
-    monkeypatch.undo()
-    picture = tmp_path / "rows.svg"
-    done = CliRunner().invoke(app, ["samples", "queries=1000", "--json", "--plot", str(picture)])
-    assert done.exit_code == 0, done.output
-    rows = {(row[0], row[1]): row[2] for row in json.loads(done.output)["rows"]}
-    assert rows["check", "description length"] == 5_692
-    assert picture.stat().st_size > 10_000
 
 
 def test_many_curves_are_a_line_each() -> None:

@@ -211,21 +211,22 @@ def test_results_are_written_with_named_columns(tiny: Tiny) -> None:
 
 
 def test_estimators_are_listed_with_direction_and_range(tiny: Tiny) -> None:
-    rows = {row["name"]: row for row in json.loads(dpflow(tiny, "estimators", "--json").stdout)}
+    rows = {
+        row["name"]: row
+        for row in json.loads(dpflow(tiny, "reference", "estimators", "--json").stdout)
+    }
     assert rows["accuracy"]["better"] == "higher" and rows["accuracy"]["range"] == "0 to 1"
     assert {rows[n]["better"] for n in ("log_loss", "squared_loss", "calibration_error")} == {
         "lower"
     }
     assert all(row["better"] in ("higher", "lower") for row in rows.values()) and len(rows) == 16
-    one = json.loads(dpflow(tiny, "estimators", "column_mean", "--json").stdout)
+    one = json.loads(dpflow(tiny, "reference", "column_mean", "--json").stdout)
     assert one == rows["column_mean"] and one["range"] == "the first column's bounds"
-    asked = dpflow(tiny, "mechanisms", "column_mean")
-    assert asked.returncode != 0 and "dpflow estimators column_mean" in asked.stderr
 
 
 def test_mechanisms_are_listed_with_their_origin(tiny: Tiny) -> None:
     """Every built-in appears, with parameters and citation."""
-    rows = {row["name"]: row for row in json.loads(dpflow(tiny, "mechanisms", "--json").stdout)}
+    rows = {row["name"]: row for row in json.loads(dpflow(tiny, "reference", "--json").stdout)}
     assert {
         "count",
         "sum",

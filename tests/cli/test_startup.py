@@ -94,7 +94,7 @@ def test_a_mistyped_command_is_guessed() -> None:
         ("typer", ("--help",)),
         ("dpflow.cli.ledger", ("ledger", "show")),
         ("sqlalchemy", ("ledger", "show")),
-        ("dpflow.mechanisms.count", ("mechanisms",)),
+        ("dpflow.mechanisms.count", ("reference",)),
     ],
 )
 def test_ctrl_c_during_imports_is_quiet(name: str, words: tuple[str, ...]) -> None:

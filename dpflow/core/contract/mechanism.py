@@ -69,8 +69,8 @@ class Mechanism(TakesParams, ABC, Generic[P]):
         name: the word of release files, unique among installed plugins.
         version: raised whenever the distribution of outputs or the guarantee changes; part of a
         plan's digest.
-        summary: one sentence for ``dpflow mechanisms``.
-        job: one of `JOBS`, by which ``dpflow mechanisms`` groups.
+        summary: one sentence for ``dpflow reference``.
+        job: one of `JOBS`, by which ``dpflow reference`` groups.
         door: the mechanism to ask in its place, which answers the same question and takes the best method.
         citation: where definition and guarantee come from.
         order: of a release by key, how its rows are sorted: by ``keys``, or by the ``values`` that are shown, the

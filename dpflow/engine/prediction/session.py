@@ -56,7 +56,7 @@ def require_predictions(plan: Plan) -> None:
     """Raises `PlanRefused` if a plan is not one for predictions, before anything is charged."""
     if not isinstance(plan.mechanism, PredictionMechanism):
         raise PlanRefused(
-            f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow mechanisms"
+            f"{plan.mechanism.name} predicts nothing; name a prediction mechanism, see dpflow reference predictions"
         )
 
 

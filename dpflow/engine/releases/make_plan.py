@@ -160,7 +160,7 @@ def _read_params(request: ReleaseRequest, mechanism: AnyMechanism) -> BaseModel:
         params: BaseModel = mechanism.Params.model_validate(request.params)
     except ValidationError as error:
         raise InvalidDeclaration(
-            f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow mechanisms {mechanism.name} explains them"
+            f"{request.name}: parameters of {mechanism.name}: {describe_problems(error)}; dpflow reference {mechanism.name} explains them"
         ) from None
     return params
 

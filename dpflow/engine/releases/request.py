@@ -70,7 +70,7 @@ class ReleaseRequest(Strict):
     Attributes:
         name: which release this is outside Airflow: the same name, revision and content again is
             free.
-        mechanism: a name that ``dpflow mechanisms`` lists.
+        mechanism: a name that ``dpflow reference`` lists.
         table: the declaration's name in ``dpflow.yml``, or its path relative to the release file; in
             Python also the declaration itself, such as one with computed columns.
         scope: which budget pays; that of ``dpflow.yml`` if left out.

@@ -1,7 +1,7 @@
 """Private learning and sanitization (Beimel, Nissim, Stemmer 2013/2016) as dpflow mechanisms,
 planners and bounds.
 
-``dpflow mechanisms`` and ``dpflow calculate`` list what this distribution adds. From Python:
+``dpflow reference`` lists what this distribution adds. From Python:
 
 - `dpflow_private_learning.mechanisms`: one file for each learner and sanitizer;
 - `dpflow_private_learning.mechanisms.quasi_concave`: a base class for new promise problems;

@@ -194,7 +194,7 @@ def test_checking_sizes_are_the_tables(
     given: dict[str, float], row: tuple[int | None, ...]
 ) -> None:
     """Splitting, description length without and with a value of a million, sparse vector: as
-    `dpflow samples` prints them.
+    `dpflow calculate samples` prints them.
     """
     samples = Registry.load().find_calculator("samples")
     plain, values = (

@@ -1,4 +1,4 @@
-"""`dpflow mechanisms`: by job, searched, with the mechanism to prefer."""
+"""`dpflow reference`: by job, searched, with the mechanism to prefer; estimators, calculators and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from dpflow.cli import mechanisms
+from dpflow.cli import reference
 from dpflow.core.contract.mechanism import JOBS, Mechanism
 from dpflow.mechanisms.rank_methods import list_choices
 from dpflow.registry import Registry
@@ -21,20 +21,22 @@ LABORATORY = {
 
 
 def list_rows(capsys: pytest.CaptureFixture[str], word: str | None = None) -> dict[str, dict]:  # type: ignore[type-arg]
-    mechanisms.command(word, as_json=True)
+    reference.command(word, as_json=True)
     return {row["name"]: row for row in json.loads(capsys.readouterr().out)}
 
 
 def test_each_mechanism_has_a_job(capsys: pytest.CaptureFixture[str]) -> None:
     """Every job has some; without a word all are listed, grouped in the order of jobs."""
     rows = list_rows(capsys)
-    assert rows.keys() == set(REGISTRY.mechanisms)
-    assert {row["job"] for row in rows.values()} == set(JOBS)
+    assert {name for name, row in rows.items() if row["job"] in JOBS} == set(REGISTRY.mechanisms)
+    assert {row["job"] for row in rows.values()} == {*JOBS, "estimators", "calculators", "errors"}
     assert {name for name, row in rows.items() if row["job"] == JOBS[-1]} == LABORATORY
-    mechanisms.command(None)
+    reference.command(None)
     shown = capsys.readouterr().out
     places = [shown.index(f"\n{job}\n") for job in JOBS[1:]]
     assert places == sorted(places)
+    for name in ("column_mean", "vote_sizes", "BudgetExceeded"):
+        assert f"│ {name} " in shown
 
 
 def test_a_word_is_searched_and_a_name_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,14 +44,15 @@ def test_a_word_is_searched_and_a_name_is_explained(capsys: pytest.CaptureFixtur
     assert {"median", "quantile", "approximate_median"} <= list_rows(capsys, "MEDIAN").keys()
     assert {"cdf", "quantiles"} <= list_rows(capsys, "distribution").keys()
     assert "count" not in list_rows(capsys, "quantile ")
-    mechanisms.command("approximate_median")
+    assert list_rows(capsys, "witness").keys() == {"WitnessBehind"}
+    reference.command("approximate_median")
     assert "prefer median, which takes this one for:" in capsys.readouterr().out
-    mechanisms.command("quantiles")
+    reference.command("quantiles")
     assert "takes cdf for: a column with bounds, nine deciles; a column without bounds" in (
         capsys.readouterr().out
     )
-    with pytest.raises(Exception, match="no mechanism 'nowhere'"):
-        mechanisms.command("nowhere")
+    with pytest.raises(Exception, match="no mechanism, estimator, calculator or error 'nowhere'"):
+        reference.command("nowhere")
 
 
 def test_doors_are_there_and_said_by_the_planner(capsys: pytest.CaptureFixture[str]) -> None:
