@@ -7,7 +7,9 @@ import json
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, MutableMapping
+from contextlib import asynccontextmanager
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -16,7 +18,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Match
 
 from dpflow.server.principals import admit
-from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
+from dpflow.server.refusals import Refused, make_refusal, refuse_excess, refuse_for_now
 from dpflow.yaml_files import parse_json
 
 #: A line for each request, of what anybody at the socket sees: no point and no answer.
@@ -34,6 +36,10 @@ SECURITY_HEADERS = (
 
 #: Below this every place needs a token.
 PRIVATE = "/v1/"
+#: Bytes of a body elsewhere, where strangers may send one: the largest is a login's.
+MAX_STRANGE_BYTES = 16 * 1024
+#: Bodies of one principal that arrive or are being answered have at most so many times the bytes that one may have.
+MAX_BODIES = 4
 #: What programs read that send no header but a URL's user and password.
 FILES = "/v1/published/"
 
@@ -74,12 +80,14 @@ class DistinctKeysRoute(APIRoute):
 
 
 class Gate:
-    """Admits who asks, then takes the body whole before the app sees it, and refuses one above the limit while it
-    arrives; counts and logs what was answered, adds `SECURITY_HEADERS`, and answers whatever is raised behind it.
+    """Admits who asks, then takes the body whole before the app sees it, and refuses one above the limits while it
+    arrives: of one request, and of all of a principal. Counts and logs what was answered, adds `SECURITY_HEADERS`, and
+    answers whatever is raised behind it.
     """
 
     def __init__(self, app: Any, most: int, of: FastAPI) -> None:
         self._app, self._most, self._of = app, most, of
+        self._held: Counter[str] = Counter()
 
     async def __call__(
         self, scope: Message, receive: Receive, send: Callable[[Message], Awaitable[None]]
@@ -103,13 +111,13 @@ class Gate:
         if (refusal := self._find_refusal(scope)) is not None:
             return await refusal.make_response()(scope, receive, send_counted)
         try:
-            body = await self._take_body(receive)
-            whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+            async with self._hold_body(scope, receive) as body:
+                whole: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
-            async def receive_whole() -> Message:
-                return whole.pop() if whole else await receive()
+                async def receive_whole() -> Message:
+                    return whole.pop() if whole else await receive()
 
-            await self._app(scope, receive_whole, send_counted)
+                await self._app(scope, receive_whole, send_counted)
         # The server does so to requests that do not end while it stops.
         except asyncio.CancelledError:
             refused = refuse_for_now("the service stops; send the request again later")
@@ -121,17 +129,32 @@ class Gate:
             if not has_answer:
                 await refused.make_response()(scope, receive, send_counted)
 
-    async def _take_body(self, receive: Receive) -> bytes:
-        """The whole body, or what arrived of it. Raises `Refused` above the limit."""
+    @asynccontextmanager
+    async def _hold_body(self, scope: Message, receive: Receive) -> AsyncIterator[bytes]:
+        """The whole body, or what arrived of it; counted until it is answered. Raises `Refused` above a limit."""
+        caller, most = scope["state"].get("caller"), self._find_limit(scope)
+        name = "" if caller is None else caller.name
         # Counted while it arrives, so that a body that states no length is bounded, too.
         arrived, has_more = bytearray(), True
-        while has_more:
-            message = await receive()
-            arrived += message.get("body", b"")
-            has_more = message["type"] == "http.request" and message.get("more_body", False)
-            if len(arrived) > self._most:
-                raise self._refuse_size()
-        return bytes(arrived)
+        try:
+            while has_more:
+                message = await receive()
+                part = message.get("body", b"")
+                arrived += part
+                self._held[name] += len(part)
+                has_more = message["type"] == "http.request" and message.get("more_body", False)
+                if len(arrived) > most:
+                    raise _refuse_size(most)
+                if caller is not None and self._held[name] > MAX_BODIES * most:
+                    raise refuse_excess(
+                        f"requests of this principal that are being sent or answered have more than {MAX_BODIES * most} bytes"
+                    )
+            yield bytes(arrived)
+        finally:
+            self._held[name] -= len(arrived)
+
+    def _find_limit(self, scope: Message) -> int:
+        return self._most if scope["path"].startswith(PRIVATE) else MAX_STRANGE_BYTES
 
     def _find_refusal(self, scope: Message) -> Refused | None:
         """What is refused by its headers, before the body is read: a stranger fills no memory."""
@@ -146,11 +169,8 @@ class Gate:
                 )
         except Exception as error:  # noqa: BLE001  whatever it is, a client hears no text of it
             return make_refusal(error)
-        length = headers.get("content-length", "")
-        return self._refuse_size() if length.isdigit() and int(length) > self._most else None
-
-    def _refuse_size(self) -> Refused:
-        return Refused(413, "too_large", f"a request has at most {self._most} bytes; split it")
+        length, most = headers.get("content-length", ""), self._find_limit(scope)
+        return _refuse_size(most) if length.isdigit() and int(length) > most else None
 
     def _note_answer(self, scope: Message, status: int, seconds: float) -> None:
         # What was asked for by a name of ours: a stranger's path could forge lines, or be a secret.
@@ -167,3 +187,7 @@ class Gate:
                 if isinstance(route, APIRoute) and route.matches(scope)[0] is Match.FULL:
                     return route.path
         return str(getattr(scope.get("route"), "path", "other"))
+
+
+def _refuse_size(most: int) -> Refused:
+    return Refused(413, "too_large", f"a request has at most {most} bytes; split it")

@@ -18,7 +18,7 @@ from typing import Any, Literal
 
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.server.refusals import Refused, make_refusal, refuse_for_now
+from dpflow.server.refusals import Refused, make_refusal, refuse_excess, refuse_for_now
 
 Reply = dict[str, Any]
 Planned = tuple[Plan, RunIdentity]
@@ -115,10 +115,10 @@ class Jobs:
             active = [one for one in self._jobs.values() if not one.done.done()]
             mine = sum(one.principal == job.principal for one in active)
             if max_concurrent is not None and mine >= max_concurrent:
-                raise _refuse_excess(f"{mine} requests of this principal wait or run, its limit")
+                raise refuse_excess(f"{mine} requests of this principal wait or run, its limit")
             queue = self._waiting.setdefault(job.source, OrderedDict())
             if max_concurrent is not None and sum(map(len, queue.values())) >= self._max_waiting:
-                raise _refuse_excess("as many requests wait for this table as may")
+                raise refuse_excess("as many requests wait for this table as may")
             self._jobs[job.id] = job
             self._jobs.move_to_end(job.id)
             queue.setdefault(job.principal, deque()).append(job)
@@ -207,13 +207,4 @@ def refuse_unknown_job() -> Refused:
         404,
         "not_found",
         "there is no such job of this principal; send the request again, which charges nothing twice",
-    )
-
-
-def _refuse_excess(what: str) -> Refused:
-    return Refused(
-        429,
-        "too_many_requests",
-        f"{what}; nothing was charged, so send the request again later",
-        headers={"Retry-After": "1"},
     )

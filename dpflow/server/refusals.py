@@ -159,6 +159,16 @@ def refuse_for_now(
     return Refused(503, "try_again", message, cause=cause, headers={"Retry-After": str(seconds)})
 
 
+def refuse_excess(what: str) -> Refused:
+    """More of something than a principal or table may have at once."""
+    return Refused(
+        429,
+        "too_many_requests",
+        f"{what}; nothing was charged, so send the request again later",
+        headers={"Retry-After": "1"},
+    )
+
+
 #: Errors whose own text a client gets, with status and word. It holds nothing private and no place of the
 #: owner's: what a request says, names of the declaration, and budgets.
 _OWN_TEXTS: tuple[tuple[type[DpflowError], int, Word], ...] = (

@@ -24,6 +24,7 @@ from service_world import TOKENS, Server, ServiceWorld, headers_of
 
 from dpflow.client.remote import RemoteClient
 from dpflow.errors import ServiceUnavailable
+from dpflow.server.bodies import MAX_BODIES
 
 #: What one of the requests costs, in thousandths; more principals than one fill the queue.
 COST = "0.001"
@@ -117,6 +118,44 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
     assert not list(world.ledger.reserved_releases()) and world.ledger.verify().ok
     assert grown < 300 * 2**20
     print(f"{dict(answers)}; {len(settled)} settled; {grown / 2**20:.0f} MB more")
+
+
+def test_bodies_that_never_end_fill_no_memory(tmp_path: Path) -> None:
+    """One principal opened as many connections as it liked, and sent all but the last byte of a largest body on each. So did
+    strangers, at places that ask for no token.
+    """
+    world = ServiceWorld(tmp_path, max_bytes=100_000)
+    server = Server(world.file)
+
+    def send(path: str, header: str, length: int) -> socket.socket:
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=30)
+        head = f"POST {path} HTTP/1.1\r\nHost: x\r\n{header}Content-Length: {length}\r\n\r\n"
+        connection.sendall(head.encode() + bytes(length - 1))
+        return connection
+
+    token = f"Authorization: {headers_of('ann')['Authorization']}\r\n"
+    try:
+        halves = [send("/v1/sql", token, 100_000) for _ in range(MAX_BODIES)]
+        with server.client("ann") as ann, server.client("bob") as bob:
+            # Once all of it has arrived, one more is refused; another principal's and small ones are not.
+            deadline = time.monotonic() + 30
+            status, large = 0, {"query": "SELECT 1" + " " * 9_000}
+            while status != 429 and time.monotonic() < deadline:
+                status = ann.post("/v1/explain", json=large).status_code
+                time.sleep(0.1)
+            assert status == 429 and bob.post("/v1/explain", json=large).status_code == 422
+            assert ann.get("/v1/tables").status_code == 200
+            for half in halves:
+                half.close()
+            while status == 429 and time.monotonic() < deadline:
+                status = ann.post("/v1/explain", json=large).status_code
+                time.sleep(0.1)
+            assert status == 422
+        for path in ("/healthz", "/nothing", "/budgets/login", "/v1/sql"):
+            with send(path, "", 90_000) as stranger:
+                assert stranger.recv(12) in (b"HTTP/1.1 413", b"HTTP/1.1 401")
+    finally:
+        server.stop()
 
 
 #: Of a process with few file descriptors, which gives a client a second for the head of a request.
