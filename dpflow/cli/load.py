@@ -1,4 +1,4 @@
-"""`dpflow load`: rows of files into a private DuckDB file, by whoever owns them."""
+"""`dpflow load`: rows of files into a private DuckDB file, by whoever owns them; or a load of a service."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import csv
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from dpflow.catalogue import is_table_name
-from dpflow.cli.console import JsonOption, open_output, show_json, show_table
+from dpflow.cli.console import JsonOption, find_service, open_output, show_json, show_table
 from dpflow.core.contract.declaration import Table
 from dpflow.counted import counted
 from dpflow.errors import InvalidInput
@@ -23,12 +23,15 @@ from dpflow.tables.loading.load_rows import load_rows
 from dpflow.tables.loading.report import LoadReport
 from dpflow.tables.loading.source_names import find_sources, open_source
 
+if TYPE_CHECKING:
+    from dpflow.client.remote import RemoteClient
+
 
 def command(
     source: Annotated[
         list[str],
         typer.Argument(
-            help="Files, or globs in quotes: .csv, .json (also .gz), .parquet; also s3://bucket/...; with --in-place also a declaration."
+            help="Files or quoted globs: .csv, .json (also .gz), .parquet, s3://bucket/...; --in-place: or a declaration; a service's load."
         ),
     ],
     server_table: Annotated[
@@ -53,7 +56,9 @@ def command(
     ] = None,
     block: Annotated[
         list[str] | None,
-        typer.Option(help="With --by: a block that the source should hold; repeatable."),
+        typer.Option(
+            help="With --by, or at a service: a block that the source should hold; repeatable."
+        ),
     ] = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Put the rows in the place of those that stand there.")
@@ -104,6 +109,14 @@ def command(
     """
     if in_place:
         return _list_in_place(source, into, as_json)
+    # Files have a suffix, and servers a scheme.
+    if all(map(is_table_name, source)) and (service := find_service(None)) is not None:
+        texts = (server_table, into, columns, by, rejects, missing, date_format, timestamp_format)
+        if any(text is not None for text in texts) or replace or multiline or max_rejects:
+            raise InvalidInput(
+                "the service's file says how its loads read; leave all but --block and --json out"
+            )
+        return _ask_service(service, source, block or (), as_json)
     form = CsvFormat(
         delimiter="\t" if delimiter == "\\t" else delimiter,
         quote=quote,
@@ -139,6 +152,20 @@ def command(
             if shows_rows:
                 _show_counts(outcome, as_json)
     _show_end(report, database, as_json, counted=bool(counts))
+
+
+def _ask_service(
+    service: RemoteClient, names: Sequence[str], blocks: Sequence[str], as_json: bool
+) -> None:
+    """Load blocks at a service, whose file says from where, into what and how."""
+    if len(names) > 1 or not blocks:
+        raise InvalidInput(
+            "name one load of the service, and the blocks that are due: dpflow load NAME --block BLOCK"
+        )
+    loaded = service.load(names[0], blocks)
+    if as_json:
+        return show_json(loaded)
+    print(f"{', '.join(loaded['blocks'])} loaded into {loaded['table']}")
 
 
 def _list_in_place(names: Sequence[str], into: str | None, as_json: bool) -> None:

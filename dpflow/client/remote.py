@@ -217,6 +217,12 @@ class RemoteClient(Client):
         """
         return dict(self.settle("contract", {"contract": contract, "blocks": list(blocks)}))
 
+    def load(self, load: str, blocks: Sequence[str]) -> dict[str, Any]:
+        """Load blocks by a load of the service file, in place of what was there of them: ``load``, ``table`` and
+        ``blocks``, and no number of rows.
+        """
+        return dict(self.settle("load", {"load": load, "blocks": list(blocks)}))
+
     def settle(self, door: str, body: Any, on_job: Callable[[str], None] = lambda job: None) -> Any:
         """The answer of a request: from its job where it has one. A job that the service has forgotten is
         sent again, which charges nothing twice.

@@ -450,7 +450,7 @@ class DataService:
             session, run = self._plan_release(caller, body["session"])
             opened = session, replace(run, sealed_request=sealed)
             return plan_questions(opened, body, self._ledger, self._registry)
-        if kind == "load task":
+        if kind in ("load", "load task"):
             return plan_load(self._service, self._tables, caller, body)
         if kind in ("contract", "contract task"):
             contract = find_contract(self._contracts, caller, body)

@@ -97,14 +97,19 @@ Block = Annotated[
 ]
 
 
-class LoadTask(BaseModel):
-    """A load of one task: its name in the service file, and blocks."""
+class BlockLoad(BaseModel):
+    """A load: its name in the service file, and blocks."""
 
     model_config = ConfigDict(extra="forbid")
 
-    run: TaskRun
     load: Name
     blocks: Annotated[list[Block], Field(min_length=1, max_length=1000)]
+
+
+class LoadTask(BlockLoad):
+    """A load of one task."""
+
+    run: TaskRun
 
 
 class ContractCheck(BaseModel):
@@ -272,11 +277,17 @@ def answer_task_query(request: Request, caller: Who, task: SqlTask) -> JSONRespo
     return _show(_service(request).submit(caller, "sql task", task.model_dump()))
 
 
-@router.post("/v1/tasks/load", responses=_JOB_ERRORS | _JOB)
-def load_blocks(request: Request, caller: Who, task: LoadTask) -> JSONResponse:
+@router.post("/v1/load", responses=_JOB_ERRORS | _JOB)
+def load_blocks(request: Request, caller: Who, load: BlockLoad) -> JSONResponse:
     """Load blocks from where the owner has them, in place of what was there of them. Always a job; its answer has no
     number of rows.
     """
+    return _show(_service(request).submit(caller, "load", load.model_dump()))
+
+
+@router.post("/v1/tasks/load", responses=_JOB_ERRORS | _JOB)
+def load_task_blocks(request: Request, caller: Who, task: LoadTask) -> JSONResponse:
+    """The same for a run of a scheduler's task."""
     return _show(_service(request).submit(caller, "load task", task.model_dump()))
 
 

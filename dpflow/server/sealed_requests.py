@@ -24,6 +24,7 @@ Kind = Literal[
     "session",
     "gate",
     "contract",
+    "load",
     "sql task",
     "release task",
     "load task",

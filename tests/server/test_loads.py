@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 import yaml
 from duckdb_files import duckdb_file
-from service_world import ServiceWorld, asker, settle, task
+from service_world import TOKENS, ServiceWorld, asker, serve_here, settle, task
 from starlette.testclient import TestClient
+from typer.testing import CliRunner
 
+from dpflow.cli import app
 from dpflow.errors import InvalidDeclaration
 from dpflow.server.service import load_service
 
@@ -109,6 +111,34 @@ def test_what_a_scheduler_may_not_load(tmp_path: Path) -> None:
             bob.post("/v1/tasks/load", json=task() | {"load": "daily", "blocks": ["a"]}).status_code
             == 403
         )
+
+
+def test_blocks_are_loaded_by_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a DAG, and without a file beside it."""
+    world = make_world(tmp_path / "world")
+    (tmp_path / "client").mkdir()
+    monkeypatch.chdir(tmp_path / "client")
+    monkeypatch.setenv("DPFLOW_TOKEN", TOKENS["ann"][0])
+
+    def load(*words: str) -> Any:
+        return CliRunner().invoke(app, ["load", *words])
+
+    with serve_here(world) as server:
+        monkeypatch.setenv("DPFLOW_SERVER", server)
+        done = load("daily", "--block", "2021-01-01")
+        assert done.stdout == "2021-01-01 loaded into visits\n" and count(world) == 8050
+        assert "50" not in load("daily", "--block", "2021-01-01", "--json").stdout
+        for words, said in (
+            (("other", "--block", "2021-01-01"), "no load 'other'"),
+            (("daily", "--block", "2021-01-02"), "has no block"),
+            (("daily",), "name one load"),
+            (("daily", "daily2", "--block", "2021-01-01"), "name one load"),
+            (("daily", "--block", "2021-01-01", "--into", "x.duckdb:t"), "leave all but"),
+        ):
+            assert said in str(load(*words).exception), words
+        monkeypatch.setenv("DPFLOW_TOKEN", TOKENS["bob"][0])
+        assert "door load" in str(load("daily", "--block", "2021-01-01").exception)
+    assert count(world) == 8050 and not list((tmp_path / "client").iterdir())
 
 
 @pytest.mark.parametrize(
