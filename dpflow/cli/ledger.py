@@ -160,9 +160,8 @@ def history(
         limit = 50
     entries: Iterable[Entry]
     if service := find_service(ledger):
-        found = service.history(
-            scope, since=since, principal=principal, limit=1000 if kind else limit or 1000
-        )
+        most = sys.maxsize if kind or limit is None else limit
+        found = service.history(scope, since=since, principal=principal, limit=most)
         entries = (Entry(**entry) for entry in found)
     else:
         book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)

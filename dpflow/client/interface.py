@@ -151,5 +151,5 @@ class Client(ABC):
             scope: only this scope and the quotas below it.
             since: an entry's number, or a date or time.
             principal: only what this principal did.
-            limit: how many; a service gives at most 1000.
+            limit: how many.
         """

@@ -33,6 +33,8 @@ TIMEOUT, POLL = 60, 20
 MAX_RESENT, MAX_PAUSE = 10, 5.0
 #: Points of one request, unless the service takes fewer.
 MAX_POINTS = 10_000
+#: Entries of the history that are asked for at once, as many as a service gives.
+MAX_ENTRIES = 1000
 #: Of a job that another process polls: it waits or runs, it has an answer, the service does not know it.
 JobStage = Literal["waits", "ended", "unknown"]
 #: What else an error of a service carries.
@@ -165,8 +167,15 @@ class RemoteClient(Client):
         limit: int = 50,
     ) -> list[dict[str, Any]]:
         """As `Client.history`."""
-        asked = {"scope": scope, "since": since, "principal": principal, "limit": str(limit)}
-        return list(self._ask("GET", "history", **asked))
+        asked = {"scope": scope, "since": since, "principal": principal}
+        entries: list[dict[str, Any]] = []
+        while True:
+            size = min(limit - len(entries), MAX_ENTRIES)
+            before = str(entries[0]["seq"]) if entries else None
+            page = self._ask("GET", "history", **asked, before=before, limit=str(size))
+            entries = [*page, *entries]
+            if len(page) < size or len(entries) >= limit:
+                return entries
 
     def gates(self) -> list[dict[str, Any]]:
         """The gates that may be named: ``gate``, what each costs, proves and refuses."""

@@ -73,10 +73,11 @@ class PublicFacts:
         scope: str | None,
         since: str | None,
         principal: str | None,
+        before: int,
         limit: int,
     ) -> list[Reply]:
-        """The newest entries of the history, the oldest of them first: of the caller's scope and the
-        quotas below it, or of all scopes for who sees all.
+        """The newest entries of the history below number ``before``, the oldest of them first: of the caller's scope and
+        the quotas below it, or of all scopes for who sees all.
         """
         granted = [one.scope for one in self._ledger.scopes()]
         if not caller.terms.sees_every_scope:
@@ -89,7 +90,7 @@ class PublicFacts:
             raise UnknownName("scope", scope, granted)
         first = 1 if since is None else read_point("since", since)
         entries = self._ledger.history(
-            scope, since=first, principal=principal, limit=min(limit, MAX_ENTRIES)
+            scope, since=first, principal=principal, before=before, limit=min(limit, MAX_ENTRIES)
         )
         sees_all = caller.terms.sees_every_scope
         return [_show_entry(entry.to_json(), sees_all) for entry in entries]

@@ -219,10 +219,11 @@ def list_history(
     scope: Annotated[Name | None, Query()] = None,
     since: Annotated[Name | None, Query()] = None,
     principal: Annotated[Name | None, Query()] = None,
+    before: Annotated[int, Query(ge=1, le=2**62)] = 2**62,
     limit: Annotated[int, Query(ge=1, le=MAX_ENTRIES)] = 50,
 ) -> list[Reply]:
-    """The newest entries of the ledger's history, the oldest of them first."""
-    return _service(request).facts.list_history(caller, scope, since, principal, limit)
+    """The newest entries of the ledger's history below number ``before``, the oldest of them first."""
+    return _service(request).facts.list_history(caller, scope, since, principal, before, limit)
 
 
 @router.post("/v1/plan", responses=_ERRORS)

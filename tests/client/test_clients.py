@@ -150,12 +150,20 @@ def test_both_refuse_alike(
     assert seen[0] == seen[1]
 
 
-def test_budgets_and_history(local: dpflow.Client, remote: dpflow.Client) -> None:
+def test_budgets_and_history(
+    local: dpflow.Client, remote: dpflow.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     remote.sql("SELECT count(*) FROM visits", epsilon="0.25")
     assert local.remaining("visits/ann") == remote.remaining("visits/ann")
     here, there = (one.history("visits/ann", limit=2) for one in (local, remote))
     assert [entry["hash"] for entry in here] == [entry["hash"] for entry in there]
     assert there[-1]["kind"] == "settle" and there[-1]["principal"] == "ann"
+    # A service gives so many entries at once, and a client asks on.
+    monkeypatch.setattr("dpflow.client.remote.MAX_ENTRIES", 1)
+    here, there = (one.history("visits/ann", limit=10**6) for one in (local, remote))
+    assert len(here) > 2 and [e["hash"] for e in here] == [e["hash"] for e in there]
+    (third,) = remote.history("visits/ann", limit=3, since=str(here[-3]["seq"]))[:1]
+    assert third["hash"] == here[-3]["hash"]
     for client in (local, remote):
         with pytest.raises(UnknownName):
             client.remaining("visits/nobody")

@@ -79,7 +79,9 @@ def test_both_places_print_the_same(places: Places, run: Any) -> None:
     assert places.server in run(places.analyst, "tables").stdout
 
 
-def test_a_release_is_made_and_written(places: Places, run: Any) -> None:
+def test_a_release_is_made_and_written(
+    places: Places, run: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for words in (("release", "daily.yml"), ("sql", QUERY, "--epsilon", "1")):
         refused = run(places.analyst, *words, "--output", "nowhere/daily.csv")
         assert "cannot be written" in str(refused.exception), words
@@ -90,6 +92,14 @@ def test_a_release_is_made_and_written(places: Places, run: Any) -> None:
     assert json.loads(again.stdout)["replayed"]
     history = run(places.analyst, "ledger", "history", "--format", "csv").stdout
     assert "reserve" in history and "sealed_request" not in history
+    # All of it, however many entries the service gives at once.
+    monkeypatch.setattr("dpflow.client.remote.MAX_ENTRIES", 1)
+    for words in (("--format", "csv"), ("--kind", "settle")):
+        here, there = (
+            run(folder, "ledger", "history", "--scope", "visits/ann", *words).stdout
+            for folder in (places.owner, places.analyst)
+        )
+        assert here.count("\n") == there.count("\n") > 1, words
 
 
 def test_a_notebooks_cell_asks_the_service(places: Places, run: Any) -> None:

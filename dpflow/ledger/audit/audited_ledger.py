@@ -47,7 +47,10 @@ _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
 _NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
 _FROM = sa.select(schema.entry).where(_E.seq >= sa.bindparam("first", type_=sa.BigInteger))
-_FORWARD, _BACKWARD = (Prepared(_FROM.order_by(order)) for order in (_E.seq, _E.seq.desc()))
+_FORWARD = Prepared(_FROM.order_by(_E.seq))
+_BACKWARD = Prepared(
+    _FROM.where(_E.seq < sa.bindparam("before", type_=sa.BigInteger)).order_by(_E.seq.desc())
+)
 # From the entry that charged it: the one that settled it is seldom far behind.
 _SETTLED = Prepared(
     _FROM.where(match_columns(_E.kind, _E.release_id)).order_by(_E.seq).limit(sa.literal(1))
@@ -77,11 +80,14 @@ class AuditedLedger(SealedDatabase):
         *,
         since: Point = 1,
         principal: str | None = None,
+        before: int = 2**62,
         limit: int = 100,
     ) -> list[Entry]:
-        """The newest entries, oldest of them first; arguments and errors as of `stream_history`."""
+        """The newest entries below number ``before``, oldest of them first; other arguments and errors as of
+        `stream_history`.
+        """
         with contextlib.closing(
-            self._select_entries(_BACKWARD, scope, since, principal)
+            self._select_entries(_BACKWARD, scope, since, principal, before=before)
         ) as entries:
             return list(itertools.islice(entries, limit))[::-1]
 
@@ -207,6 +213,7 @@ class AuditedLedger(SealedDatabase):
         scope: str | None,
         since: Point,
         principal: str | None,
+        **bounds: int,
     ) -> Generator[Entry, None, None]:
         first, earliest = since if isinstance(since, int) else 1, ""
         if not isinstance(since, int):
@@ -214,7 +221,7 @@ class AuditedLedger(SealedDatabase):
         with self._database.begin_reading() as transaction:
             if scope is not None:
                 charges.get_scope(LedgerState(transaction, ""), scope)
-            with contextlib.closing(transaction.stream(statement, first=first)) as rows:
+            with contextlib.closing(transaction.stream(statement, first=first, **bounds)) as rows:
                 for row in rows:
                     # Not where it ends: clocks may go back, so that an earlier one may follow.
                     if (
