@@ -40,6 +40,7 @@ WHY = {
     "rows_per_group": "how many rows of one of them count in one group, or in one period",
     "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
     "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
+    "within_bounds": "numbers never beyond their range or off its step, as everybody knows: for total intervals of sums and means; or none",
     "dates": "the range of a column of dates that you know without looking: its months, weeks and days are the groups to be shown",
     "keys": "the groups to be shown, known without looking: a key that exists because one person has it tells on that person",
     "profile": "epsilon of a release of how many rows and groups units have, by which later releases choose their bounds; or none",
@@ -80,6 +81,12 @@ def command(
         list[str] | None,
         typer.Option(
             help=f"COLUMN=LOWER..UPPER or LOWER..UPPER/STEP: {WHY['bounds']}; repeatable."
+        ),
+    ] = None,
+    within_bounds: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"COLUMN, with --bounds and --max-rows: {WHY['within_bounds']}; repeatable."
         ),
     ] = None,
     keys: Annotated[
@@ -140,6 +147,7 @@ def command(
         max_rows,
         block,
         bounds or [],
+        within_bounds,
         keys or [],
         groups or [],
         rows_per_group or [],
@@ -247,6 +255,7 @@ class _Asker:
         max_rows: int | None,
         block: str | None,
         bounds: Sequence[str],
+        within_bounds: Sequence[str] | None,
         keys: Sequence[str],
         groups: Sequence[str],
         rows_per_group: Sequence[str],
@@ -288,6 +297,22 @@ class _Asker:
                 shown.setdefault(one, ("false", "true"))
             elif self._asks:
                 self._ask_about(self._columns[one], ends, shown)
+        if within_bounds and not max_rows:
+            raise InvalidInput("--within-bounds says nothing without --max-rows N; add it")
+
+        def read_within(answer: str) -> Sequence[str]:
+            names = () if answer == "none" else _parse_keys(answer)
+            for name in names:
+                self._require_column(name, "number within bounds", numbers)
+            return names
+
+        numbers = [one for one in ends if one in self._columns and not self._columns[one].is_date]
+        if within_bounds is None and self._asks and max_rows and numbers:
+            about = f"one of {', '.join(numbers)}"
+            within_bounds = read_within(
+                str(self._ask("within_bounds", "", "none", read_within, about))
+            )
+        within_bounds = read_within(",".join(within_bounds or ()))
         # Type and bounds are both public, and whole numbers would ruin a column of shares.
         ends = {
             c: proposals.add_step(given) if self._columns[c].is_real else given
@@ -300,7 +325,9 @@ class _Asker:
                 limit = min(len(shown[one]), rows)
                 about = f"{one}, of {len(shown[one])}"
                 answer = self._ask("groups", "", str(limit), _parse_count, about)
-                reach[one] = _parse_count(str(answer))
+                # All of its groups are no limit, and a profile may choose one.
+                if (number := _parse_count(str(answer))) < limit:
+                    reach[one] = number
             elif one not in reach and self._columns[one].is_date:
                 answer = self._ask("periods", "", "none", _parse_periods, one)
                 if periods := _parse_periods(str(answer)):
@@ -319,6 +346,7 @@ class _Asker:
             reach,
             in_each,
             max_rows,
+            within_bounds,
         )
 
     def _ask_about(

@@ -43,6 +43,7 @@ class Proposal:
         rows_per_group: how many of its rows count in each of them.
         columns: everything that may be read, in order.
         max_rows: how many rows no unit exceeds, as everybody knows.
+        within_bounds: columns with no value beyond their bounds, likewise.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Proposal:
     groups: Mapping[str, Limits] = field(default_factory=dict)
     rows_per_group: Mapping[str, Limits] = field(default_factory=dict)
     max_rows: int | None = None
+    within_bounds: Sequence[str] = ()
 
 
 def parse_bounds(text: str) -> tuple[str, ...]:
@@ -99,17 +101,19 @@ def write_declaration(proposal: Proposal, folder: Path) -> str:
         f"privacy_unit: {{column: {_scalar(proposal.unit)}}}  # one guarantee protects all rows of one of these\n",
         protects,
         f"contribution_bounds: {{rows: {proposal.rows}}}  # of each of them at most so many rows count\n",
-        *(
-            [
-                f"max_contributions: {{rows: {proposal.max_rows}}}  # nobody has more, as everybody knows\n"
-            ]
-            if proposal.max_rows
-            else []
-        ),
+        _write_largest(proposal),
         "columns:  # only these can be read; bounds and keys come from what you know, not from the rows\n",
         *(f"  {_scalar(name)}: {_write_column(name, proposal)}\n" for name in proposal.columns),
     ]
     return "".join(lines)
+
+
+def _write_largest(proposal: Proposal) -> str:
+    if proposal.max_rows is None:
+        return ""
+    names = ", ".join(map(_scalar, proposal.within_bounds))
+    within = f", within_bounds: [{names}]" if names else ""
+    return f"max_contributions: {{rows: {proposal.max_rows}{within}}}  # nobody has more, as everybody knows\n"
 
 
 def _write_column(name: str, proposal: Proposal) -> str:

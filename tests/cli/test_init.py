@@ -143,6 +143,8 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "from 0",
         "0..120",
         "none",
+        "city",
+        "age",
         "3",
         "9, 3, 2",
         "2",
@@ -169,18 +171,27 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "in how many days, weeks and months one of them can have rows" in seen
     assert "write three numbers" in seen
     assert columns["day"]["groups"] == {"day": 9, "week": 3, "month": 2}
-    assert columns["city"]["groups"] == 2
-    assert read_declaration(folder)["max_contributions"] == {"rows": 9}
+    # All groups are no limit: written down, they would keep a profile from choosing fewer.
+    assert "groups" not in columns["city"] and columns["adult"]["groups"] == 1
+    largest = {"rows": 9, "within_bounds": ["age"]}
+    assert read_declaration(folder)["max_contributions"] == largest
 
 
 def test_a_maximum_is_the_number_of_rows_that_count(folder: Path) -> None:
     """So nothing is left out, and the first release has a total interval; unless a number is given."""
     answers = ("--unit", "person", "--max-rows", "4", "--epsilon", "1", "--keys", "city=Oslo,Rome")
-    status, _, errors = init(folder, *answers)
+    within = ("--bounds", "age=0..120", "--within-bounds", "age")
+    status, _, errors = init(folder, *answers, *within)
     assert status == 0, errors
     assert read_declaration(folder)["contribution_bounds"] == {"rows": 4}
     status, output, _ = dpflow(folder, "release", "visits_first.yml")
     assert status == 0 and "95 % total interval" in output
+    mean = {"name": "m", "mechanism": "mean", "table": "visits", "scope": "visits"}
+    (folder / "mean.yml").write_text(
+        json.dumps(mean | {"params": {"column": "age", "epsilon": "0.1"}})
+    )
+    status, output, _ = dpflow(folder, "release", "mean.yml")
+    assert status == 0 and "no age is beyond its bounds" in output
     status, _, errors = init(folder, *answers, "--rows", "2", "--name", "others")
     assert status == 0, errors
     assert read_declaration(folder, "others")["contribution_bounds"] == {"rows": 2}
@@ -230,6 +241,7 @@ def test_a_refused_grant_leaves_no_file(folder: Path) -> None:
         (("init", "visits.duckdb", "--unit", "persn", "--rows", "1"), "did you mean 'person'"),
         (("init", "visits.duckdb", *ANSWERS, "--bounds", "age=0-120"), "write them as 0..120"),
         (("init", "visits.duckdb", *ANSWERS, "--keys", "city"), "has no COLUMN=VALUE"),
+        (("init", "visits.duckdb", *ANSWERS, "--within-bounds", "age"), "without --max-rows N"),
         (("init", "visits.duckdb", *ANSWERS, "--name", "a b"), "is no name for a table"),
         (("init", "visits.duckdb", *ANSWERS, "--groups", "city=x"), "is no number"),
         (("init", "visits.duckdb", *ANSWERS, "--groups", "day:mont=2"), "did you mean 'month'"),
