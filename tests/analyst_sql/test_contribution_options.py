@@ -65,6 +65,28 @@ def test_fewer_groups_are_proposed_where_they_lower_noise(fresh: World) -> None:
     )
 
 
+def test_candidate_bounds_are_shown_without_a_profile(fresh: World) -> None:
+    """With the noise that each has; not where the query fixes its own, or no bounds lower the noise."""
+    declare(fresh)
+
+    def list_candidates(text: str) -> list[str]:
+        notes = fresh.ask(f"EXPLAIN {text}", epsilon=1).explain()["notes"]
+        return [note.partition(": ")[2] for note in notes if note.startswith("bounds for")]
+
+    found = list_candidates(MONTHS)
+    assert found == [
+        "20 groups, 20 rows in each, 20 in all: noise count +- 60",
+        "10 groups, 10 rows in each, 10 in all: noise count +- 30",
+        "5 groups, 5 rows in each, 5 in all: noise count +- 15",
+    ]
+    for few, candidate in zip((20, 10, 5), found, strict=True):
+        fixed = f"/* dp: rows_per_unit={few} */ EXPLAIN {MONTHS}"
+        plan = fresh.ask(fixed, epsilon=1).explain()
+        assert f"+- {candidate.rpartition(' ')[2]}" in str(plan)
+        assert not any(note.startswith("bounds for") for note in plan["notes"])
+    assert list_candidates("SELECT COUNT(DISTINCT person) AS n FROM visits") == []
+
+
 def test_a_query_fixes_its_bounds(fresh: World) -> None:
     """As options in text or arguments, with the noise of these bounds; part of the question, which is
     answered again from its own release only.

@@ -24,7 +24,7 @@ depend on the choice, which follows released numbers.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -205,6 +205,15 @@ def list_profiles(
     """
     table = plan.table
     records = ledger.releases_by_name(plan.request.scope, profile_name(table))
+    for record in list_covering(plan, records):
+        profile = _read_profile(record, table)
+        if profile is not None:
+            yield record, profile
+
+
+def list_covering(plan: Plan, records: Sequence[ReleaseRecord]) -> list[ReleaseRecord]:
+    """Releases under no condition, or under parts of a plan's own: those with most parts first, of these the newest."""
+    table = plan.table
     asked = _read_condition(plan.request.where, table)
     fitting = [
         (parts, record)
@@ -215,10 +224,7 @@ def list_profiles(
         and record.request.get("computed", {}) == list_computed(record.request.get("where"), table)
     ]
     # Stable: the newest stay first.
-    for _, record in sorted(fitting, key=lambda one: -len(one[0])):
-        profile = _read_profile(record, table)
-        if profile is not None:
-            yield record, profile
+    return [record for _, record in sorted(fitting, key=lambda one: -len(one[0]))]
 
 
 def _read_condition(where: str | None, table: Table) -> frozenset[str] | None:
@@ -379,11 +385,10 @@ class _Choice:
         bounds = self._search()
         if bounds is None:
             return self._plan
-        candidates = [*self._describe(bounds)]
-        chosen = ChosenBounds(bounds, profile, tuple(candidates))
-        if bounds == self._declared():
-            return self._plan
-        return apply_bounds(self._plan, chosen)
+        fitted = self._plan
+        if bounds != self._declared():
+            fitted = apply_bounds(fitted, ChosenBounds(bounds, profile))
+        return replace(fitted, candidates=tuple(self._describe(bounds)))
 
     def _declared(self) -> RequestedBounds:
         groups, rows_per_group, rows = self._plan.table.bounds_for(self._by)

@@ -26,6 +26,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
+from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.noise import Noise
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
@@ -59,8 +60,8 @@ def digest(value: Any) -> str:
 
 @dataclass(frozen=True)
 class Candidate:
-    """Contribution bounds in words, the half-widths of their noise at 95 % by measure, and what they are
-    expected to cut of one group in the mean.
+    """Contribution bounds in words, the half-widths of their noise at 95 % by measure, and what a profile expects them
+    to cut of one group in the mean; empty without one.
     """
 
     bounds: str
@@ -71,7 +72,8 @@ class Candidate:
         """All of it on one line."""
         widths = ", ".join(f"{name} +- {width:g}" for name, width in self.half_width_95.items())
         cuts = ", ".join(f"{number:.3g} {noun}" for noun, number in self.cut.items())
-        return f"{self.bounds}: noise {widths or 'see the note'}; expected cut of a group {cuts}"
+        expected = f"; expected cut of a group {cuts}" if cuts else ""
+        return f"{self.bounds}: noise {widths or 'see the note'}{expected}"
 
 
 @dataclass(frozen=True)
@@ -80,12 +82,10 @@ class ChosenBounds:
 
     Attributes:
         profile: id of the release.
-        candidates: those and some others; none where they are read from a charge.
     """
 
     bounds: RequestedBounds
     profile: str
-    candidates: tuple[Candidate, ...] = field(default=(), compare=False)
 
     def to_json(self) -> dict[str, Any]:
         """What a charge keeps, and `from_json` reads."""
@@ -142,6 +142,7 @@ class Plan:
         declared: what it depends on of the declaration: ``bounds`` of contributions, and digests of what
             chooses ``rows`` and of each of the ``columns`` that it uses (`measures_same_rows`); empty for a session.
         chosen: the contribution bounds that a profile chose. Digests do not depend on them.
+        candidates: bounds that a profile compared, its choice first; none where they are read from a charge.
         key_share: of the grouping's public keys the share that the condition may leave a row; the table has no others.
         question: the plan with the declared bounds; None where none were chosen.
         histogram: what it takes first, at a share of its epsilon; ``params`` have the rest. The table has the most
@@ -158,6 +159,7 @@ class Plan:
     digest: str
     declared: dict[str, Any] = field(default_factory=dict, compare=False)
     chosen: ChosenBounds | None = field(default=None, compare=False)
+    candidates: tuple[Candidate, ...] = field(default=(), compare=False)
     key_share: float = field(default=1.0, compare=False)
     question: Plan | None = field(default=None, compare=False)
     histogram: OwnHistogram | None = field(default=None, compare=False)
@@ -223,13 +225,13 @@ class Plan:
                     (self.describe_contributions(), self.undeclared_groups()),
                 )
             ),
-            "candidates": "; ".join(self.describe_candidates()),
             "epsilon": epsilon,
             "delta": delta,
             "guarantee": to_json(self.event),
             "half_width_95": (self.error_bound and self.error_bound.half_width)
             or ("none proven; see the note" if self.error_bound else IN_RESULT),
             "note": self.error_bound.note if self.error_bound else self._session_note(),
+            "candidates": "; ".join(self.describe_candidates()),
             "digest": self.digest,
         }
 
@@ -296,8 +298,30 @@ class Plan:
         )
 
     def describe_candidates(self) -> list[str]:
-        """Bounds that a profile compared, the chosen ones first; none where it chose none."""
-        return [one.describe() for one in (self.chosen.candidates if self.chosen else ())]
+        """Contribution bounds with their noise and cut, those of the plan first; none where a request fixes them, or
+        fewer rows and groups would not lower the noise.
+        """
+        return [one.describe() for one in self.candidates or self._halve_bounds()]
+
+    def _halve_bounds(self) -> list[Candidate]:
+        """Without a profile: the declared bounds, half and a quarter of them."""
+        mechanism, by = self.mechanism, getattr(self.params, "by", None)
+        is_open = isinstance(mechanism, MeasureMechanism) and not (self.chosen or self.histogram)
+        if not is_open or self.request.contribution_bounds or self.table.unit_rows:
+            return []
+        assert isinstance(mechanism, MeasureMechanism)
+        by = by if by in self.table.columns else None
+        found: dict[tuple[float, ...], Candidate] = {}
+        for part in (1, 2, 4):
+            bounds = (max(1, one // part) for one in self.table.bounds_for(by))
+            groups, in_each, rows = bounds
+            requested = RequestedBounds(groups=groups, rows_per_group=in_each, rows=rows)
+            table = self.table.with_bounds(by, requested)
+            widths = dict(mechanism.error_bound(self.params, table).half_width)
+            words = table.bounds_for(by).describe()
+            if widths:
+                found.setdefault(tuple(widths.values()), Candidate(words, widths, {}))
+        return [*found.values()] if len(found) > 1 else []
 
     def undeclared_groups(self) -> str:
         """What to declare where noise is made for as many groups as a unit has rows, because nobody said

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from orders_world import MONTHS, REGISTRY, World
+from orders_world import MONTHS, REGISTRY, World, declare
 from smallworld import forbid_reads
 
 import dpflow
@@ -66,6 +66,16 @@ def test_the_chosen_bounds_keep_what_the_declared_ones_cut(world: World) -> None
     assert any("chosen by profile" in stage for stage in told["stages"])
     plan = world.plan("count", params={"by": "date_trunc('month', day)"}).describe()
     assert "chosen by profile" in plan["contributions"] and "expected cut" in plan["candidates"]
+
+
+def test_candidates_are_shown_where_the_declared_bounds_are_best(world: World) -> None:
+    """And so nothing was chosen."""
+    best = world.plan("count").chosen.bounds
+    raw = declare(world).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    table = Table.model_validate(raw | {"contribution_bounds": {"rows": best.rows}})
+    plan = world.plan("count", table=table)
+    assert plan.chosen is None
+    assert len([text for text in plan.describe_candidates() if "expected cut" in text]) >= 3
 
 
 def test_a_stored_answer_is_free_whatever_profile_came_later(world: World) -> None:
@@ -201,9 +211,9 @@ def test_a_candidate_whose_noise_cannot_be_drawn_is_left_out(
         return price(self, params, table)
 
     monkeypatch.setattr(mechanism, "error_bound", refuse_more)
-    again = world.plan("count").chosen
-    assert again.bounds == bounds
-    assert len(again.candidates) == len(plan.chosen.candidates) - 1
+    again = world.plan("count")
+    assert again.chosen.bounds == bounds
+    assert len(again.candidates) == len(plan.candidates) - 1
 
 
 def test_a_coarse_profile_chooses_nothing(tmp_path: Path) -> None:
