@@ -16,9 +16,10 @@ Error: with probability 95 % no empty bin is taken, and with the same a bin of 2
 bounds leave out lies in bins with fewer, or is 2^128 and more. How many rows that is follows from the same noisy counts, at no
 cost: their sum over the bins outside, and with 95 % at most so many, whichever bounds were found
 (Chernoff's bound of a sum, over all pairs of bins and all keys). So a reader knows what share of the rows
-is clamped. Use: release it once, and name it in the ``bounds`` of
-other releases (`dpflow.engine.releases.released_bounds`), or copy what the result's document has
-ready into the declaration. The result is stored: the same file again is free. Bounds that were
+is clamped. Of a column with declared bounds the document limits what values exceed each power of two inside them by
+(``excess``), from which releases of sums take narrower ones (`dpflow.engine.releases.narrower_bounds`).
+Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.releases.released_bounds`), or copy
+what the result's document has ready into the declaration. The result is stored: the same file again is free. Bounds that were
 drawn are public; clamping to them is no further loss.
 
 When not to use it: when the range is known from elsewhere, which costs nothing; or where 2 t rows
@@ -30,18 +31,24 @@ tails are exact.
 
 from __future__ import annotations
 
+import datetime as dt
+import math
+import operator
+from collections import Counter
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.accounting.events import DiscreteLaplace, Event
+from dpflow.core.accounting.amounts import Delta, Epsilon, exact_text
+from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
+from dpflow.core.contract.strict_models import read_quoted_date
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import (
     FAILURE,
@@ -53,6 +60,7 @@ from dpflow.core.toolbox.noise import (
 from dpflow.core.toolbox.partition_selection import gaussian_above, tail_above
 
 LEAST, MOST = -64, 127  # exponents of the first and the last power of two
+NARROWER = 20  # powers of two by which a narrower end is below that of the declared range, at most
 POWERS = MOST - LEAST + 2  # and one for what is larger
 BINS = 2 * POWERS + 1  # the negative ones, zero, the positive ones
 
@@ -140,7 +148,7 @@ class Bounds(Mechanism[BoundsParams]):
         if params.by is not None:
             return Result(tuple(rows), {"keys": bounds, "outside": outside})
         found = {"columns": bounds[""], "outside": outside[""]} if bounds else {}
-        return Result(tuple(rows), found)
+        return Result(tuple(rows), found | self._limit_excess(params, table, noisy[0], answer))
 
     def _count_outside(
         self, counted: NDArray[np.int64], occupied: NDArray[np.intp], noise: Noise, keys: int
@@ -154,6 +162,28 @@ class Bounds(Mechanism[BoundsParams]):
         ends = {"rows": max(0, number), "at_most_95": max(0, number + slack)}
         return ends | {"of": max(0, int(counted.sum()))}
 
+    def _limit_excess(
+        self, params: BoundsParams, table: Table, counted: NDArray[np.int64], answer: OpenColumn
+    ) -> dict[str, Any]:
+        """Powers of two inside the declared range, each with a number that what values exceed it by is hardly more than, all
+        together. With 97.5 % all of them hold, if no value is beyond the range.
+        """
+        column, noise = table.column(params.column), self._choose_noise(params, table)[1]
+        if column.lower is None or column.upper is None:
+            return {}
+        # Of times a cell is another unit than the bounds.
+        if isinstance(read_quoted_date(answer.column_value(1.0)), dt.date):
+            return {}
+        sides = {"upper": counted[POWERS + 1 :], "lower": counted[POWERS - 1 :: -1]}
+        excess: dict[str, list[Any]] = {side: [] for side in sides}
+        ends = _list_ends(column.lower, column.upper, answer.step, answer.is_whole)
+        for side, end, first, weights in ends:
+            counts = sides[side][first : first + len(weights)].tolist()
+            most = sum(map(operator.mul, weights, counts))
+            most += _limit_noise(noise.event, weights, FAILURE / len(ends))
+            excess[side].append([exact_text(end), max(0.0, most) * (1 + 1e-9)])
+        return {"excess": excess}
+
     def error_bound(self, params: BoundsParams, table: Table) -> ErrorBound:
         """How many rows a power of two needs to be found; the edges themselves have no noise."""
         threshold, noise = self._choose_noise(params, table)
@@ -164,6 +194,35 @@ class Bounds(Mechanism[BoundsParams]):
             f"rarer ones, or is 2^128 and more"
         )
         return ErrorBound({"rows outside, per power of two": rows}, note)
+
+
+@lru_cache(maxsize=256)
+def _list_ends(
+    lower: Fraction, upper: Fraction, step: Fraction, is_whole: bool
+) -> tuple[tuple[str, Fraction, int, tuple[float, ...]], ...]:
+    """Powers of two inside a range: the side, the number, its bin from zero outward, and for that bin and those
+    beyond how far their values may exceed it.
+    """
+    edges = [Fraction(2) ** power for power in range(LEAST, MOST + 1)]
+    # As `OpenColumn.column_value` rounds.
+    edges = [(math.ceil(edge) if is_whole else edge) * step for edge in edges]
+    found = []
+    for side, sign, largest, least in (("upper", 1, upper, lower), ("lower", -1, -lower, -upper)):
+        last = next((j for j, edge in enumerate(edges) if edge > largest), len(edges))
+        for first, end in enumerate(edges[:last]):
+            # Of whole numbers several powers below 1 are one edge, of which the last has values.
+            is_bin = first + 1 == last or end < edges[first + 1]
+            if is_bin and max(least, 0, largest / 2**NARROWER) < end < largest:
+                fars = [*edges[first + 1 : last], largest]
+                found.append((side, sign * end, first, tuple(float(far - end) for far in fars)))
+    return tuple(found)
+
+
+@lru_cache(maxsize=1024)
+def _limit_noise(
+    law: DiscreteLaplace | DiscreteGaussian, weights: tuple[float, ...], failure: float
+) -> float:
+    return Noise(law).weighted_half_width(Counter(weights), failure)
 
 
 def count_magnitudes(cells: BinCounts) -> NDArray[np.int64]:

@@ -74,6 +74,9 @@ class Column(Strict):
     _times: bool = PrivateAttr(default=False)
     #: Of what is computed: where its limits come from. Of searched bounds: what they clamp.
     _sources: dict[str, str] = PrivateAttr(default_factory=dict)
+    #: Of bounds inside the declared range: the search, and what values below and above exceed them by.
+    _search: str = PrivateAttr(default="")
+    _excess: tuple[float, float] = PrivateAttr(default=(0.0, 0.0))
     _is_rounded: bool = PrivateAttr(default=False)
 
     @model_validator(mode="wrap")
@@ -125,9 +128,22 @@ class Column(Strict):
         """How many values the bounds clamp, as the search that found them says; "" where none did."""
         return self._sources.get("bounds", "")
 
-    def note_clamping(self, words: str) -> None:
+    @property
+    def search(self) -> str:
+        """Id of the search that limits what values are beyond bounds inside the declared range; "" elsewhere."""
+        return self._search
+
+    @property
+    def excess(self) -> tuple[float, float]:
+        """What values below and above such bounds exceed them by, all together, at most with 97.5 %."""
+        return self._excess
+
+    def note_clamping(
+        self, words: str, search: str = "", excess: tuple[float, float] = (0.0, 0.0)
+    ) -> None:
         """Keep what a search says of the bounds that it found."""
         self._sources = {**self._sources, "bounds": words}
+        self._search, self._excess = search, excess
 
     def without_limits(self) -> Column:
         """The column without limits of its own."""

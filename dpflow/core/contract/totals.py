@@ -26,6 +26,8 @@ class TermTotal:
         cut: rows or units that one number lacks, at most.
         total_cut: that all numbers of the release lack together, at most.
         is_limited: a released limit on what is cut takes half of the failures, and the noise the other half.
+        beyond_below, beyond_above: how far values below and above the bounds exceed them, all numbers of the release
+            together.
     """
 
     width: float
@@ -34,6 +36,8 @@ class TermTotal:
     cut: int
     total_cut: int
     is_limited: bool
+    beyond_below: float = 0.0
+    beyond_above: float = 0.0
 
     def find_span(self, value: float, half_width: float) -> tuple[float, float]:
         """The total interval of a number."""
@@ -43,7 +47,7 @@ class TermTotal:
     def find_shortfall(self, cells: int) -> tuple[float, float]:
         """How far the truth of a sum of so many numbers may lie below and above it, without noise."""
         cut = min(cells * self.cut, self.total_cut)
-        return self.below * cut, self.above * cut
+        return self.below * cut + self.beyond_below, self.above * cut + self.beyond_above
 
 
 @dataclass(frozen=True)

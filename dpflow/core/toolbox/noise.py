@@ -14,7 +14,7 @@ Laplace noise that never exceeds a bound: (epsilon, delta)-DP, and what makes ke
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -96,23 +96,30 @@ class Noise:
         """
         if terms == 1:
             return self.half_width(failure)
+        return math.ceil(self.weighted_half_width({1.0: terms}, failure))
+
+    def weighted_half_width(self, terms: Mapping[float, int], failure: float = FAILURE) -> float:
+        """The same of a weighted sum: positive weights, each with its number of terms."""
         if not isinstance(self.event, DiscreteLaplace):
             # Discrete Gaussian noise is subgaussian with its own sigma (Canonne, Kamath, Steinke 2020).
-            return math.ceil(
-                math.sqrt(2 * terms * float(self.event.sigma2) * math.log(2 / failure))
-            )
-        scale = float(self.event.scale)
+            squares = sum(number * weight**2 for weight, number in terms.items())
+            return math.sqrt(2 * squares * float(self.event.sigma2) * math.log(2 / failure))
+        scale, largest = float(self.event.scale), max(terms)
         best = math.inf
         for step in range(1, 100):
             rate = step / 100 / scale
             # E exp(rate X) = (1 - q)^2 / ((1 - q e^rate)(1 - q e^-rate)), q = exp(-1/scale).
-            log_moment = (
-                2 * math.log(-math.expm1(-1 / scale))
-                - math.log(-math.expm1(rate - 1 / scale))
-                - math.log(-math.expm1(-rate - 1 / scale))
+            log_moment = sum(
+                number
+                * (
+                    2 * math.log(-math.expm1(-1 / scale))
+                    - math.log(-math.expm1(rate * weight / largest - 1 / scale))
+                    - math.log(-math.expm1(-rate * weight / largest - 1 / scale))
+                )
+                for weight, number in terms.items()
             )
-            best = min(best, (terms * log_moment + math.log(2 / failure)) / rate)
-        return math.ceil(best)
+            best = min(best, (log_moment + math.log(2 / failure)) / rate)
+        return best * largest
 
 
 def laplace_noise(moved: Sensitivity, epsilon: Fraction) -> Noise:

@@ -263,6 +263,8 @@ def may_choose(plan: Plan) -> bool:
         and plan.table.unit_rows is None
         # Rows of a joined unit are multiplied, and a profile counts the table's own.
         and not any(join.kind == "unit" for join in plan.table.joins)
+        # Limits of a profile and of a search are not combined.
+        and not any(column.search for column in plan.table.columns.values())
     )
 
 

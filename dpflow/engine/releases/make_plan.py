@@ -25,6 +25,7 @@ from dpflow.core.contract.results import ErrorBound
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.certificates import require_certificate
 from dpflow.engine.releases.choose_bounds import BoundsChooser, apply_bounds
+from dpflow.engine.releases.narrower_bounds import choose_ends
 from dpflow.engine.releases.own_histogram import apply_histogram
 from dpflow.engine.releases.plan import Plan, digest, digest_declaration, iterate_texts
 from dpflow.engine.releases.released_bounds import insert_bounds
@@ -69,9 +70,12 @@ def make_plan(
         PlanRefused: no bounds, a holdout read without a gate, a veto, blocks that do not fit the
         declaration.
     """
-    table = insert_bounds(request, ledger, run_identity, assume_missing=assume_bounds)
+    table, searches = insert_bounds(request, ledger, run_identity, assume_missing=assume_bounds)
     filters = filters or ScopeFilters(ledger)
     plan = _plan_table(request, table, registry, filters, is_supposed=is_supposed)
+    if searches:
+        chosen = choose_ends(plan, table, searches)
+        plan = _plan_table(request, chosen, registry, filters, is_supposed=is_supposed)
     return BoundsChooser(ledger).fit(plan)
 
 
@@ -84,7 +88,7 @@ def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
     question = plan.question or plan
     fitted = _plan_table(question.request, question.table, registry, filters)
     if plan.chosen is not None:
-        fitted = apply_bounds(fitted, plan.chosen)
+        fitted = replace(apply_bounds(fitted, plan.chosen), candidates=plan.candidates)
     if plan.histogram is not None:
         # The law of its numbers is fixed anew, as the filter holds it.
         fitted = apply_histogram(fitted, plan.histogram.epsilon, plan.histogram.starts)

@@ -45,8 +45,9 @@ def insert_bounds(
     run_identity: RunIdentity | None = None,
     *,
     assume_missing: bool = False,
-) -> Table:
-    """The declaration of a request, with the bounds of the searches that it names.
+) -> tuple[Table, dict[str, ReleaseRecord]]:
+    """The declaration of a request, with the bounds of the searches that it names; and by column the searches of those
+    whose declared range holds all values, as everybody knows, inside which bounds may be chosen.
 
     Args:
         assume_missing: take a search that is not settled to have found very wide bounds of every column
@@ -59,7 +60,7 @@ def insert_bounds(
         PlanRefused: no ledger, a release of something else, one that found nothing, or bounds that
         do not fit the column.
     """
-    table = request.load_declaration()
+    table, inside = request.load_declaration(), dict[str, ReleaseRecord]()
     for name in request.bounds:
         if table.holdout:
             raise PlanRefused(
@@ -74,13 +75,21 @@ def insert_bounds(
             if ledger is None:
                 raise NotSettled(f"no ledger has {name!r}")
             search = _find_search(ledger, request.scope, name, run_identity)
+            column = search.request["params"]["column"]
+            largest = table.max_contributions
+            # Without them it was settled by group, or without a result.
+            is_inside = "excess" in (search.result or {}).get("document", {})
+            if is_inside and largest is not None and column in largest.within_bounds:
+                _require_same_table(table, name, search, request.name)
+                inside[column] = search
+                continue
             table = _apply_search(table, name, search, request.name)
         except (NotSettled, UnknownName):
             # A forecast goes on where a release has to wait.
             if not assume_missing:
                 raise
             table = _widen_columns(table)
-    return table
+    return table, inside
 
 
 def _widen_columns(table: Table) -> Table:
@@ -125,10 +134,7 @@ def _apply_search(table: Table, name: str, search: ReleaseRecord, asker: str) ->
         raise NotSettled(
             f"{asker} takes its bounds from {name!r}, which is {search.state} and has no result yet; run that release to its end"
         )
-    if search.request.get("table") != table.name:
-        raise PlanRefused(
-            f"{asker} takes its bounds from {name!r}, which searched table {search.request.get('table')!r}, not {table.name!r}"
-        )
+    _require_same_table(table, name, search, asker)
     document = search.result.get("document", {})
     if "keys" in document:
         raise PlanRefused(
@@ -139,6 +145,13 @@ def _apply_search(table: Table, name: str, search: ReleaseRecord, asker: str) ->
             f"{name!r} found no bounds; search again under another name, with more rows or a larger epsilon"
         )
     return _apply_bounds(table, name, search, document, asker)
+
+
+def _require_same_table(table: Table, name: str, search: ReleaseRecord, asker: str) -> None:
+    if search.request.get("table") != table.name:
+        raise PlanRefused(
+            f"{asker} takes its bounds from {name!r}, which searched table {search.request.get('table')!r}, not {table.name!r}"
+        )
 
 
 def _describe_outside(name: str, search: ReleaseRecord, column: str, table: Table) -> str:

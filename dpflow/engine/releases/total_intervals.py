@@ -27,22 +27,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 from dpflow.core.contract.contribution import MAX_GROUPS
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.totals import MeanTotal, TermTotal, Totals
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
 from dpflow.core.toolbox.contribution_profile import ContributionProfile, size_bins
 from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import FAILURE
-from dpflow.engine.releases.choose_bounds import largest_bounds, list_profiles, list_read_columns
+from dpflow.engine.releases.choose_bounds import (
+    largest_bounds,
+    list_covering,
+    list_profiles,
+    list_read_columns,
+)
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger
+from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables.language.conditions import parse_condition
 from dpflow.tables.language.grouping import parse_row_expression
 from dpflow.tables.language.nodes import Node
@@ -82,11 +88,34 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
     cuts = _find_cuts(plan, profile, None if query.group_keys is None else len(query.group_keys))
     release = mechanism.choose_release(plan.params, table)[0]
     ends: dict[str, TermTotal | MeanTotal] = {}
+    searched = ""
     for measure in measures:
         cut = cuts.units if measure.measure == "count_distinct" else cuts.rows
         if cut is not None:
-            total = _find_total(release, measure, cut, cuts.is_limited)
+            column = query.table.columns.get(measure.column or "")
+            if column is None or not column.search:
+                total = _find_total(release, measure, cut, cuts.is_limited)
+            # Limits of a profile, of a search and of another one are not combined.
+            elif (
+                not cuts.is_limited
+                and searched in ("", column.search)
+                and _holds_search(plan, ledger, snapshot, column.search)
+            ):
+                premise = searched = column.search
+                below, above = column.excess
+                total = _find_total(release, measure, cut, True)
+                assert isinstance(total, TermTotal)
+                total = replace(total, beyond_below=below, beyond_above=above)
+            else:
+                continue
             ends[mechanism.measure_label(measure)] = total
+    clamped = "".join(
+        f"; values of {name} exceed {column.grid_value(low)} to {column.grid_value(high)} by at most "
+        f"{print_bound(sum(column.excess), upper=True)} in all (97.5 %)"
+        for name, column in table.columns.items()
+        if searched and column.search == searched
+        for low, high in [column.grid_bounds()]
+    )
     statements = []
     if ends:
         names = sorted(frozenset[str]().union(*within.values())) if cuts.rows is not None else []
@@ -105,7 +134,7 @@ def find_totals(plan: Plan, ledger: Ledger, snapshot: str) -> Totals | None:
             filled += [f"a missing {one} counts as {number}{told}"] if labels else []
         known += f", where {' and '.join(filled)}" if filled else ""
         statements.append(
-            f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}"
+            f"total intervals of {', '.join(ends)} hold with 95 %{known}{cuts.premises}{clamped}"
         )
     if any(mechanism.measure_label(one) not in ends for one in counts) and profile is not None:
         unit, by = table.privacy_unit.column, getattr(plan.params, "by", None)
@@ -217,7 +246,7 @@ def _find_values(node: Node, table: Table) -> _Values | None:
         return _Values(number, number, frozenset({number}))
     if node.op == "column":
         name = ".".join(node.args[0])
-        if name not in table.max_contributions.within_bounds:
+        if name not in table.max_contributions.within_bounds or table.columns[name].search:
             return None
         column = table.bounded_column(name)
         low, high = (end * column.step for end in column.grid_bounds())
@@ -316,19 +345,30 @@ def _find_fitting(
     """The first profile of the rows that a plan reads, or of more of them: one that counts its groups, else any; with
     the id of its release.
     """
-    blocks, by = set(plan.request.blocks), getattr(plan.params, "by", None)
-    first = None
+    by, first = getattr(plan.params, "by", None), None
     for record, profile in list_profiles(plan, ledger):
-        where, read = record.request.get("where"), set(record.request.get("blocks", ()))
-        is_same = record.request.get("block") == plan.table.block
-        covers = not read or (is_same and bool(blocks) and blocks <= read)
-        names = set() if where is None else parse_condition(where, plan.table).column_names()
-        if record.snapshot != snapshot or not covers or _reads_joined(names, plan.table):
+        if not _reads_same_rows(plan, record, snapshot):
             continue
         if by is None or find_histogram(profile, plan.table, by, plan.request.where) is not None:
             return record.release_id, profile
         first = first or (record.release_id, profile)
     return first
+
+
+def _reads_same_rows(plan: Plan, record: ReleaseRecord, snapshot: str) -> bool:
+    """Whether a release whose condition is part of a plan's was made of the rows that this reads, or of more of them."""
+    blocks, where = set(plan.request.blocks), record.request.get("where")
+    read = set(record.request.get("blocks", ()))
+    is_same = record.request.get("block") == plan.table.block
+    covers = not read or (is_same and bool(blocks) and blocks <= read)
+    names = set() if where is None else parse_condition(where, plan.table).column_names()
+    return record.snapshot == snapshot and covers and not _reads_joined(names, plan.table)
+
+
+def _holds_search(plan: Plan, ledger: Ledger, snapshot: str, search: str) -> bool:
+    """Whether a search counted the rows that a plan reads, so that its limits hold for them."""
+    record = ledger.release(search)
+    return bool(list_covering(plan, [record])) and _reads_same_rows(plan, record, snapshot)
 
 
 def _reads_joined(names: Iterable[str], table: Table) -> bool:
