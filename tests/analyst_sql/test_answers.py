@@ -378,6 +378,14 @@ def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
     assert {(True, True), (False, False)} <= seen
 
 
+def test_a_mode_is_explained_beside_numbers(fresh: World) -> None:
+    """EXPLAIN took a number for the key, and ended in a traceback."""
+    text = "SELECT MODE(city) AS m, COUNT(*) AS n, COUNT(*) + 1 AS o FROM visits"
+    view = fresh.ask(f"EXPLAIN {text}", epsilon=1).explain(fresh.ledger)
+    assert [column["type"] for column in view["columns"]] == ["VARCHAR", "BIGINT", "BIGINT"]
+    assert fresh.ask(text, epsilon=1).columns[0].interval == "no interval"
+
+
 def test_a_number_that_is_not_supported_is_null(world: World) -> None:
     """Of a column with bounds, too: so few rows of Rome at so small an epsilon have no rank."""
     text = "SELECT city, MEDIAN(age) AS m, COUNT(*) AS n FROM visits GROUP BY city"

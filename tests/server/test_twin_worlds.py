@@ -5,13 +5,15 @@ from __future__ import annotations
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import duckdb
 import pytest
-from service_world import QUERY, RELEASE, ServiceWorld, task
+from service_world import QUERY, RELEASE, ServiceWorld, settle, task
+from sql_grammar import Grammar
 
 from dpflow.registry import Registry
 
@@ -193,3 +195,42 @@ def test_odd_requests_are_refused_in_good_order(twins: list[Any]) -> None:
             assert set(refused) == {"error", "message", "type", "retryable", "details"}
             assert not refused["retryable"] and "Traceback" not in answer.text
     assert seen >= {200, 422} and twin.get("/v1/remaining").json() == before
+
+
+def spoil(text: str, draw: random.Random) -> str:
+    """A text with a letter, or a part of it, that is out of place."""
+    at, end = sorted(draw.randrange(len(text)) for _ in range(2))
+    odd = draw.choice(
+        ["'", '"', ")", ";", "--", "\0", "\u202e", "/*", "$1", " visits", text[at:end]]
+    )
+    return text[:at] + odd + text[draw.choice([at, at, end]) :]
+
+
+@pytest.mark.parametrize("number", [30, pytest.param(3_000, marks=pytest.mark.slow)])
+def test_whatever_is_asked_in_sql_is_planned_or_refused_alike(
+    twins: list[Any], number: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Queries of the grammar and spoilt ones: both worlds say the same before the charge; behind it no failure is one of the
+    service, and nothing planted is in a reply or log.
+    """
+    caplog.set_level(logging.DEBUG)
+    grammar, draw = Grammar(number, odd=0.05), random.Random(number)
+    seen, texts = Counter[int](), []
+    for _ in range(number):
+        query = grammar.query().replace("seen", "day")
+        query = spoil(query, draw) if draw.random() < 0.3 else query
+        body = {"query": query, "options": {"epsilon": "0.003", "delta": "1e-9"}}
+        answers = [twin.post("/v1/explain", json=body) for twin in twins]
+        status = answers[0].status_code
+        # What an explanation says of stored releases follows from what was released.
+        views = [shown(answer, is_noisy=status == 200) for answer in answers]
+        assert views[0] == views[1] and status in (200, 413, 422), query
+        seen[status] += 1
+        if status == 200 and seen[200] % 4 == 1:
+            made = [settle(twin, "sql", body) for twin in twins]
+            assert {answer.status_code for answer in made} <= {200, 422, 429}, query
+            answers += made
+        texts += [answer.text for answer in answers]
+    assert seen[422] > number / 10 and seen[200] > number / 10, seen
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("dpflow")]
+    assert PLANTED not in "".join(texts + ours) and "Traceback" not in "".join(texts + ours)

@@ -136,7 +136,9 @@ def _assume_cells(part: PartPlan, private_keys: int, factor: int) -> Cells | Non
             width = make_width(part.plan, Row("", label, None))
             if measure is not None and measure.shrinks:
                 width = _unknown_width
-            value = factor * (10_000 + 37 * position) + 7 * number
+            # Of keys none is likelier than the others, and none has an interval.
+            is_key = aggregate.kind == "mode"
+            value = None if is_key else factor * (10_000 + 37 * position) + 7 * number
             cells.setdefault(key, {})[aggregate] = Number(
                 value, width, "", additive_plan(part.plan, label), label
             )
