@@ -37,6 +37,7 @@ WHY = {
     "max_rows": "how many rows none of them exceeds, as everybody knows: what intervals of counts rest on; or none",
     "groups": "in how many groups of a column one of them can have rows: fewer mean less noise; groups above are left out at random",
     "periods": "in how many days, weeks and months one of them can have rows: fewer mean less noise; what is above is left out at random",
+    "max_rows_per_group": "how many rows none of them exceeds in one group, or in a day, week and month: shorter total intervals; or none",
     "rows_per_group": "how many rows of one of them count in one group, or in one period",
     "block": "a column such as a day whose values have a budget each: then a unit's rows of one day are protected, not those of all days",
     "bounds": "the range of a number that you know without looking: values outside are clamped, and noise grows with it",
@@ -102,6 +103,12 @@ def command(
         list[str] | None,
         typer.Option(help=f"As --groups: {WHY['rows_per_group']}; repeatable."),
     ] = None,
+    max_rows_per_group: Annotated[
+        list[str] | None,
+        typer.Option(
+            help=f"As --groups, with --max-rows: {WHY['max_rows_per_group']}; repeatable."
+        ),
+    ] = None,
     column: Annotated[
         list[str] | None,
         typer.Option(help="A column that may be read; repeatable. All but the unit if left out."),
@@ -151,6 +158,7 @@ def command(
         keys or [],
         groups or [],
         rows_per_group or [],
+        max_rows_per_group or [],
         column,
     )
     amounts = asker.complete_budget(epsilon, delta) if grant else None
@@ -259,6 +267,7 @@ class _Asker:
         keys: Sequence[str],
         groups: Sequence[str],
         rows_per_group: Sequence[str],
+        max_rows_per_group: Sequence[str],
         column: Sequence[str] | None,
     ) -> proposals.Proposal:
         """All that a declaration needs."""
@@ -297,8 +306,10 @@ class _Asker:
                 shown.setdefault(one, ("false", "true"))
             elif self._asks:
                 self._ask_about(self._columns[one], ends, shown)
-        if within_bounds and not max_rows:
-            raise InvalidInput("--within-bounds says nothing without --max-rows N; add it")
+        if (within_bounds or max_rows_per_group) and not max_rows:
+            raise InvalidInput(
+                "--within-bounds and --max-rows-per-group say nothing without --max-rows N; add it"
+            )
 
         def read_within(answer: str) -> Sequence[str]:
             names = () if answer == "none" else _parse_keys(answer)
@@ -320,6 +331,7 @@ class _Asker:
         }
         reach = self._parse_limits("--groups", groups)
         in_each = self._parse_limits("--rows-per-group", rows_per_group)
+        largest = self._parse_limits("--max-rows-per-group", max_rows_per_group)
         for one in chosen if self._asks and rows > 1 else ():
             if one not in reach and len(shown.get(one, ())) > 1:
                 limit = min(len(shown[one]), rows)
@@ -332,7 +344,11 @@ class _Asker:
                 answer = self._ask("periods", "", "none", _parse_periods, one)
                 if periods := _parse_periods(str(answer)):
                     reach[one] = periods
-        chosen += [c for c in (*ends, *shown, *reach, *in_each) if c not in chosen]
+                if max_rows is not None and one not in largest:
+                    answer = self._ask("max_rows_per_group", "", "none", _parse_periods, one)
+                    if periods := _parse_periods(str(answer)):
+                        largest[one] = periods
+        chosen += [c for c in (*ends, *shown, *reach, *in_each, *largest) if c not in chosen]
         return proposals.Proposal(
             name,
             Path(self._what.rpartition(":")[0]),
@@ -347,6 +363,7 @@ class _Asker:
             in_each,
             max_rows,
             within_bounds,
+            largest,
         )
 
     def _ask_about(

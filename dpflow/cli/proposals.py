@@ -44,6 +44,7 @@ class Proposal:
         columns: everything that may be read, in order.
         max_rows: how many rows no unit exceeds, as everybody knows.
         within_bounds: columns with no value beyond their bounds, likewise.
+        max_rows_per_group: how many of its rows none has in a group or period, likewise.
     """
 
     name: str
@@ -59,6 +60,7 @@ class Proposal:
     rows_per_group: Mapping[str, Limits] = field(default_factory=dict)
     max_rows: int | None = None
     within_bounds: Sequence[str] = ()
+    max_rows_per_group: Mapping[str, Limits] = field(default_factory=dict)
 
 
 def parse_bounds(text: str) -> tuple[str, ...]:
@@ -111,9 +113,19 @@ def write_declaration(proposal: Proposal, folder: Path) -> str:
 def _write_largest(proposal: Proposal) -> str:
     if proposal.max_rows is None:
         return ""
-    names = ", ".join(map(_scalar, proposal.within_bounds))
-    within = f", within_bounds: [{names}]" if names else ""
-    return f"max_contributions: {{rows: {proposal.max_rows}{within}}}  # nobody has more, as everybody knows\n"
+    parts = [f"rows: {proposal.max_rows}"]
+    if limits := proposal.max_rows_per_group.items():
+        of = ", ".join(f"{_scalar(name)}: {_write_limits(limit)}" for name, limit in limits)
+        parts.append(f"rows_per_group: {{{of}}}")
+    if proposal.within_bounds:
+        parts.append(f"within_bounds: [{', '.join(map(_scalar, proposal.within_bounds))}]")
+    return f"max_contributions: {{{', '.join(parts)}}}  # nobody has more, as everybody knows\n"
+
+
+def _write_limits(limits: Limits) -> str:
+    if isinstance(limits, int):
+        return str(limits)
+    return "{" + ", ".join(f"{period}: {n}" for period, n in limits.items()) + "}"
 
 
 def _write_column(name: str, proposal: Proposal) -> str:
@@ -126,9 +138,7 @@ def _write_column(name: str, proposal: Proposal) -> str:
         parts.append(f"public_keys: [{', '.join(map(_scalar, proposal.keys[name]))}]")
     for field_name in ("groups", "rows_per_group"):
         limits = getattr(proposal, field_name).get(name)
-        if isinstance(limits, Mapping):
-            limits = "{" + ", ".join(f"{period}: {n}" for period, n in limits.items()) + "}"
-        parts += [f"{field_name}: {limits}"] if limits is not None else []
+        parts += [f"{field_name}: {_write_limits(limits)}"] if limits is not None else []
     return "{" + ", ".join(parts) + "}"
 
 

@@ -147,6 +147,7 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         "age",
         "3",
         "9, 3, 2",
+        "1, 4, 5",
         "2",
         "1",
         "1",
@@ -173,7 +174,8 @@ def test_a_person_is_asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     assert columns["day"]["groups"] == {"day": 9, "week": 3, "month": 2}
     # All groups are no limit: written down, they would keep a profile from choosing fewer.
     assert "groups" not in columns["city"] and columns["adult"]["groups"] == 1
-    largest = {"rows": 9, "within_bounds": ["age"]}
+    periods = {"day": {"day": 1, "week": 4, "month": 5}}
+    largest = {"rows": 9, "rows_per_group": periods, "within_bounds": ["age"]}
     assert read_declaration(folder)["max_contributions"] == largest
 
 
@@ -181,9 +183,12 @@ def test_a_maximum_is_the_number_of_rows_that_count(folder: Path) -> None:
     """So nothing is left out, and the first release has a total interval; unless a number is given."""
     answers = ("--unit", "person", "--max-rows", "4", "--epsilon", "1", "--keys", "city=Oslo,Rome")
     within = ("--bounds", "age=0..120", "--within-bounds", "age")
+    within += ("--max-rows-per-group", "city=3", "--max-rows-per-group", "day:month=2")
     status, _, errors = init(folder, *answers, *within)
     assert status == 0, errors
     assert read_declaration(folder)["contribution_bounds"] == {"rows": 4}
+    largest = read_declaration(folder)["max_contributions"]
+    assert largest["rows_per_group"] == {"city": 3, "day": {"month": 2}}
     status, output, _ = dpflow(folder, "release", "visits_first.yml")
     assert status == 0 and "95 % total interval" in output
     mean = {"name": "m", "mechanism": "mean", "table": "visits", "scope": "visits"}
@@ -242,6 +247,10 @@ def test_a_refused_grant_leaves_no_file(folder: Path) -> None:
         (("init", "visits.duckdb", *ANSWERS, "--bounds", "age=0-120"), "write them as 0..120"),
         (("init", "visits.duckdb", *ANSWERS, "--keys", "city"), "has no COLUMN=VALUE"),
         (("init", "visits.duckdb", *ANSWERS, "--within-bounds", "age"), "without --max-rows N"),
+        (
+            ("init", "visits.duckdb", *ANSWERS, "--max-rows-per-group", "day=1"),
+            "without --max-rows N",
+        ),
         (("init", "visits.duckdb", *ANSWERS, "--name", "a b"), "is no name for a table"),
         (("init", "visits.duckdb", *ANSWERS, "--groups", "city=x"), "is no number"),
         (("init", "visits.duckdb", *ANSWERS, "--groups", "day:mont=2"), "did you mean 'month'"),
