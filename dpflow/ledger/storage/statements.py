@@ -291,6 +291,7 @@ class SqliteTransaction(Transaction):
         self._cursor: Any = (
             cursor if fault_points.after_statement is None else fault_points.Watched(cursor)
         )
+        self._streams: list[Any] = []
 
     def begin(self, statements: Sequence[str], reads: Sequence[Read] = ()) -> None:
         for sql in statements:
@@ -316,6 +317,7 @@ class SqliteTransaction(Transaction):
     def stream(self, statement: Prepared, **parameters: Any) -> Generator[Any, None, None]:
         self.before_reading()
         cursor = self._connection.cursor()
+        self._streams.append(cursor)
         with contextlib.closing(cursor):
             cursor.execute(*statement.bind_values(self._driver, parameters))
             yield from map(statement.row._make, cursor)
@@ -329,10 +331,17 @@ class SqliteTransaction(Transaction):
         # After some errors SQLite undoes the transaction by itself, and there is nothing to commit.
         if not self._connection.in_transaction:
             raise sqlite3.OperationalError("the transaction was rolled back")
+        self._end_streams()
         self._connection.commit()
         fault_points.pass_statement()
 
     def rollback(self) -> None:
-        # A statement that was not read to its end would go on reading, and hold its locks.
         self._cursor.close()
+        self._end_streams()
         super().rollback()
+
+    def _end_streams(self) -> None:
+        # A statement that was not read to its end would go on reading: the connection would see what it
+        # saw, and hold its locks, as long as somebody has the generator, or an error that went through it.
+        for cursor in self._streams:
+            cursor.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import tracemalloc
@@ -10,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from dpflow.errors import LedgerCorrupt
+from dpflow.errors import InvalidInput, LedgerCorrupt
 from dpflow.ledger import Ledger
+from dpflow.ledger.audit import verify
 
 SIZE = 40_000  # characters of a result
 
@@ -82,3 +84,23 @@ def test_an_export_that_changes_while_it_is_read_is_refused(export, tmp_path):
 
     with pytest.raises(LedgerCorrupt, match="changed while it was read"):
         import_anew(tmp_path, "changing", Changing("".join(lines)))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_stream_that_was_not_read_to_its_end_keeps_no_view(
+    place: Any, ask: Any, fails: bool
+) -> None:
+    """Its transaction ends it: what is read next is what is there then, also while an error or a caller holds it."""
+    ledger = place.open()
+    terms: Any = {"table": None, "filter": "basic", "principal": "o"}
+    for scope in ("a", "b", "c"):
+        ledger.grant(scope, 1, 0, **terms)
+    with contextlib.suppress(InvalidInput), ledger._database.begin_reading() as transaction:
+        stream = transaction.stream(verify.ENTRIES)
+        next(stream)
+        if fails:
+            raise InvalidInput("whoever reads fails")
+    place.open().grant("d", 1, 0, **terms)
+    assert "d" in {scope.scope for scope in ledger.scopes()} and ledger.verify().entries == 4
+    ledger.grant("e", 1, 0, **terms)
+    del stream
