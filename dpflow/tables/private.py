@@ -11,9 +11,6 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
@@ -25,6 +22,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.backends import BUILT_IN_BACKENDS, BlockSeal, QueryBackend, find_backend
 from dpflow.tables.language import conditions, expressions
 

@@ -6,12 +6,16 @@ import inspect
 import subprocess
 import sys
 from importlib import import_module
+from typing import TYPE_CHECKING
 
 import pytest
 from typer.testing import CliRunner
 
 from dpflow.cli import app
 from dpflow.cli.commands import COMMANDS, import_command
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
 
 #: Runs the console script's entry point after something was put in front of its imports.
 SCRIPT = """
@@ -56,9 +60,37 @@ def test_the_list_of_commands_imports_none(words: tuple[str, ...]) -> None:
 
 def test_a_command_imports_no_other_ledger_or_service() -> None:
     """A ledger on SQLite needs no PostgreSQL, and who asks no service speaks no HTTP."""
-    heavy = ("sqlalchemy.dialects.postgresql", "http.client", "dpflow.client.remote")
+    heavy = ("sqlalchemy.dialects.postgresql", "http.client", "dpflow.client.remote", "numpy")
     done = start("plan", "--help", heavy=("sqlalchemy", *heavy))
     assert done.stderr.splitlines()[-1] == "sqlalchemy"
+
+
+@pytest.mark.slow
+def test_a_plan_and_a_stored_answer_need_no_arrays(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """numpy is an eighth of their CPU. The first answer is new, and needs it."""
+    monkeypatch.chdir(tiny.folder)
+    monkeypatch.setenv("DPFLOW_LEDGER", str(tiny.ledger))
+    file = tiny.file()
+    sql = (
+        "sql",
+        "--table",
+        "visits.yml",
+        "--scope",
+        "visits",
+        "--epsilon",
+        "0.1",
+        "--block",
+        "2020-01-01",
+    )
+    text = "SELECT COUNT(*) FROM visits"
+    last = []
+    for words in ((*sql, text), (*sql, text), ("plan", str(file))):
+        done = start(*words, heavy=("numpy",))
+        assert done.returncode == 0, done.stderr
+        last.append(done.stderr.splitlines()[-1])
+    assert last == ["numpy", "", ""]
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -9,7 +9,6 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
-import numpy as np
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from dpflow.core.contract.contribution import (
@@ -21,6 +20,7 @@ from dpflow.core.contract.contribution import (
     limit_rows,
 )
 from dpflow.core.contract.strict_models import Exact, Strict, read_quoted_date
+from dpflow.late_numpy import np
 
 #: Enough digits for any bound that is a double.
 _WIDE = Context(prec=800)

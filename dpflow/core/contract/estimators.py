@@ -9,10 +9,8 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import (
     BeforeValidator,
     Discriminator,
@@ -28,6 +26,7 @@ from dpflow.core.contract.requests import Rows
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import InvalidInput, UnknownName
+from dpflow.late_numpy import NDArray, np
 
 __all__ = [
     "AnyEstimator",
@@ -43,7 +42,7 @@ __all__ = [
     "reads_across",
 ]
 
-Floats = NDArray[np.float64]
+Floats: TypeAlias = "NDArray[np.float64]"
 #: Which of two values of a score is the better one.
 Better = Literal["higher", "lower"]
 

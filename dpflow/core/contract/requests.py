@@ -15,9 +15,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.sensitivity import (
     Declared,
@@ -29,6 +26,7 @@ from dpflow.core.contract.sensitivity import (
     sides_of,
 )
 from dpflow.core.contract.squares import Square
+from dpflow.late_numpy import NDArray, np
 
 #: One group's rows: a column name to an array of its values.
 Rows = Mapping[str, Any]

@@ -23,22 +23,21 @@ import math
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-
-import numpy as np
-import numpy.typing as npt
+from typing import TypeAlias
 
 from dpflow.core.sampling.interval_arithmetic import Bounds, Cuts, exp_bounds, exp_ladder
 from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidAmount
+from dpflow.late_numpy import NDArray, np
 
-Ints = npt.NDArray[np.int64]
+Ints: TypeAlias = "NDArray[np.int64]"
 
 WORD = 64  # bits of a uniform number that are drawn first
 BUCKET = 16  # leading bits of a word that select its bucket
 # Words worked on at once: together with the buckets they fit into the second-level cache.
 CHUNK = 1 << 15
 FEW = 1 << 14  # draws of a law for which no table is worth its making
-MIXED = np.iinfo(np.int32).min
+MIXED = -(2**31)
 
 
 @dataclass(frozen=True)
@@ -79,7 +78,7 @@ class Law:
         root = least if self.power == 1 else math.isqrt(least) + 1
         return (root >> self.shift) + 1 if self.width is None else 1 << self.width
 
-    def sum_weights(self) -> tuple[Ints, npt.NDArray[np.float64]]:
+    def sum_weights(self) -> tuple[Ints, NDArray[np.float64]]:
         """Cells up to weight exp(-64), and sums of their weights, wrong by less than the margin."""
         edges = np.arange(self._count_edges(WORD), dtype=np.int64)
         cells = np.column_stack([edges, ~edges]).ravel() if self.two_sided else edges
@@ -118,9 +117,7 @@ class _Table:
                 part[mixed] = self.resolve_words(words[mixed], source)
         return cells
 
-    def _search_cells(
-        self, words: RandomWords
-    ) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.bool_]]:
+    def _search_cells(self, words: RandomWords) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
         """The cell of each word, and whether that is not yet certain."""
         index = np.searchsorted(self.first, words, side="right")
         return index, (index == self.tail) | ((index > 0) & (words <= self.last[index - 1]))
@@ -163,7 +160,7 @@ class Inversion:
         return _Table(self.law)
 
     @cached_property
-    def _sums(self) -> tuple[Ints, npt.NDArray[np.float64]]:
+    def _sums(self) -> tuple[Ints, NDArray[np.float64]]:
         return self.law.sum_weights()
 
     def draw_cells(self, size: int, source: Source) -> Ints:

@@ -12,10 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, TypeAlias, TypeVar
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import (
@@ -24,10 +21,11 @@ from dpflow.core.sampling.samplers import (
     discrete_laplace,
     truncated_laplace,
 )
+from dpflow.late_numpy import NDArray, np
 
-Ints = NDArray[np.int64]
+Ints: TypeAlias = "NDArray[np.int64]"
 #: One integer, or one for each place of an array.
-Exact = TypeVar("Exact", int, Ints)
+Exact = TypeVar("Exact", int, "Ints")
 
 
 def add_laplace(exact: Exact, scale: Fraction, source: Source) -> Exact:

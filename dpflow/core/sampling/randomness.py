@@ -18,13 +18,12 @@ import os
 import threading
 from abc import ABC, abstractmethod
 from fractions import Fraction
-
-import numpy as np
-import numpy.typing as npt
+from typing import TypeAlias
 
 from dpflow.errors import InvalidAmount
+from dpflow.late_numpy import NDArray, np
 
-RandomWords = npt.NDArray[np.uint64]
+RandomWords: TypeAlias = "NDArray[np.uint64]"
 
 BUFFERED = 512  # words fetched at once for small requests: one system call for 4 KiB costs little more than for 8 bytes
 

@@ -40,13 +40,11 @@ from fractions import Fraction
 from functools import lru_cache
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-
 from dpflow.core.sampling.interval_arithmetic import Cuts, exp_bounds, exp_ladder
 from dpflow.core.sampling.inversion import CHUNK, WORD, Ints, Inversion, Law
 from dpflow.core.sampling.randomness import RandomWords, Source
 from dpflow.errors import InvalidAmount
+from dpflow.late_numpy import NDArray, np
 
 MAX_SCALE = 2**50
 """Largest scale and largest sigma: the chance that noise leaves the 64-bit range is below exp(-4000)."""
@@ -123,7 +121,7 @@ def truncated_laplace(scale: Fraction, radius: int, size: int, source: Source) -
 
 def _propose_inside(
     numerator: int, denominator: int, radius: int, size: int, source: Source
-) -> tuple[Ints, npt.NDArray[np.bool_]]:
+) -> tuple[Ints, NDArray[np.bool_]]:
     """Proposals, and which of them are kept."""
     # A radius above the scale keeps most of the unbounded proposals.
     if radius * denominator > numerator:
@@ -197,8 +195,8 @@ def discrete_gaussian(sigma2: Fraction, size: int, source: Source) -> Ints:
 
 
 def _exponential_coins(
-    gamma: npt.NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
-) -> npt.NDArray[np.bool_]:
+    gamma: NDArray[np.float64], exact: Callable[[int], Fraction], source: Source
+) -> NDArray[np.bool_]:
     """For each number gamma >= 0, given as a float and by ``exact``, True with probability exactly
     exp(-gamma).
 
@@ -212,7 +210,7 @@ def _exponential_coins(
     above = 1 - gamma + gamma * gamma / 2
     below = above - gamma * gamma * gamma / 6
     bounded = gamma <= 1
-    yes: npt.NDArray[np.bool_] = bounded & (u < below - 2.0**-45)
+    yes: NDArray[np.bool_] = bounded & (u < below - 2.0**-45)
     no = bounded & (u > above + 2.0**-45)
     for i in np.flatnonzero(~(yes | no)):
         yes[i] = _below_exp(exact(int(i)), int(words[i]), source)
@@ -246,8 +244,8 @@ def _accept_points(table: Inversion, size: int, source: Source) -> Ints:
 
 
 def choose_piece(
-    lengths: Sequence[int] | npt.NDArray[Any],
-    costs: Sequence[int] | npt.NDArray[Any],
+    lengths: Sequence[int] | NDArray[Any],
+    costs: Sequence[int] | NDArray[Any],
     rate: Fraction,
     source: Source,
 ) -> int:
@@ -357,7 +355,7 @@ def _choose_part(costs: Ints, rate: Fraction, words: RandomWords, source: Source
     return choices
 
 
-def permute_and_flip(costs: npt.NDArray[Any], rate: Fraction, source: Source) -> int:
+def permute_and_flip(costs: NDArray[Any], rate: Fraction, source: Source) -> int:
     """Index of the first alternative, in uniformly random order, that is kept with probability
     exp(-rate costs[i]).
 
@@ -432,7 +430,7 @@ def _choose_exactly(
             return piece
 
 
-def _integer_array(values: Sequence[int] | npt.NDArray[Any]) -> npt.NDArray[Any]:
+def _integer_array(values: Sequence[int] | NDArray[Any]) -> NDArray[Any]:
     """An array of integers: as it is if numpy's are exact, else of Python integers, since numpy's
     would overflow silently.
     """

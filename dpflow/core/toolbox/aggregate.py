@@ -32,8 +32,6 @@ from fractions import Fraction
 from functools import cached_property, lru_cache
 from typing import Any, Literal, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
@@ -54,6 +52,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
+from dpflow.late_numpy import NDArray, np
 
 Law = Literal["laplace", "gaussian"]
 #: How often a sum that stopped may be taken for one that did not; and rows of which a plan says so.

@@ -19,11 +19,9 @@ from dataclasses import dataclass
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, from_json, to_json
 from dpflow.core.toolbox.noise import FAILURE, Noise
+from dpflow.late_numpy import NDArray, np
 
 #: A profile is used where its resolution is at most this part of the number of units.
 MAX_RESOLUTION = 10

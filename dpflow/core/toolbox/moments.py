@@ -29,10 +29,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from dpflow.core.contract.declaration import Table
@@ -42,10 +40,11 @@ from dpflow.core.contract.results import NOT_NEGATIVE, ValueRange
 from dpflow.core.contract.sensitivity import GroupedSensitivity, Sensitivity
 from dpflow.core.contract.squares import Square
 from dpflow.core.contract.strict_models import Exact
+from dpflow.late_numpy import NDArray, np
 
-Floats = NDArray[np.float64]
+Floats: TypeAlias = "NDArray[np.float64]"
 Moment = tuple[str, str]  #: what is added up, and of which column ("" where none is needed)
-Noisy = Mapping[Moment, NDArray[np.int64]]
+Noisy: TypeAlias = "Mapping[Moment, NDArray[np.int64]]"
 Tails = Mapping[Moment, float]
 V = TypeVar("V")
 #: What a few operations on doubles are off by at most, as a share of the largest number in them.

@@ -26,10 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, NamedTuple, TypeAlias
 
 from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, GroupBounds, RequestedBounds
 from dpflow.core.contract.declaration import Table
@@ -45,6 +42,7 @@ from dpflow.engine.releases.own_histogram import DOCUMENT, add_histogram, follow
 from dpflow.engine.releases.plan import Candidate, ChosenBounds, Plan, list_computed
 from dpflow.engine.releases.profiled_groups import Histogram, find_histogram
 from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.late_numpy import NDArray, np
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.ledger.books.records import path_of
 from dpflow.tables import declare_groups
@@ -62,7 +60,7 @@ _NOUNS = ("rows", "units")
 PASSING_SHARES = (0.5, 0.25)
 #: The share of units with one value from which on a condition on it is taken to leave out whole units.
 ONE_VALUE = 0.95
-Floats = NDArray[np.float64]
+Floats: TypeAlias = "NDArray[np.float64]"
 
 
 def profile_name(table: Table) -> str:

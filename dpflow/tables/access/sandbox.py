@@ -19,8 +19,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import duckdb
-import numpy as np
-from numpy.typing import NDArray
 
 from dpflow.error_boundary import contain_errors, describe_failure
 from dpflow.errors import (
@@ -33,6 +31,7 @@ from dpflow.errors import (
     TableUnreadable,
 )
 from dpflow.extras import require_extra
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import row_wise_views, sql
 from dpflow.tables.access.spill import PREFIX, spill_folder
 

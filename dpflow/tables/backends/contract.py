@@ -22,9 +22,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
@@ -35,6 +32,7 @@ from dpflow.core.contract.requests import (
     GroupValues,
 )
 from dpflow.errors import PlanRefused
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.language.nodes import Node
 
 #: A keyed digest, for what is cached of private rows; a backend that caches nothing ignores it.

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.requests import GroupedSums, Groups
+from dpflow.late_numpy import NDArray, np
 
 
 def spread_groups(

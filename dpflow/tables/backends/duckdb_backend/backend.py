@@ -6,9 +6,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     Answer,
@@ -18,6 +15,7 @@ from dpflow.core.contract.requests import (
     GroupMoments,
     GroupValues,
 )
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import file_list, kept_sources, sandbox, sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend

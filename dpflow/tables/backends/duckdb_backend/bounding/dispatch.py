@@ -14,9 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
-import numpy as np
-from numpy.typing import NDArray
-
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sandbox
 from dpflow.tables.access.arithmetic import MAX_ROWS
 from dpflow.tables.access.sandbox import as_int64

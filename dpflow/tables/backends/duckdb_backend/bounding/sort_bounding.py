@@ -25,10 +25,8 @@ from operator import add
 from threading import Lock
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access.arithmetic import BIGINT, DUCKDB, Whole, coalesce, place_from_zero
 from dpflow.tables.backends.duckdb_backend.bounding import sorted_runs
 from dpflow.tables.backends.duckdb_backend.bounding.sorted_runs import (

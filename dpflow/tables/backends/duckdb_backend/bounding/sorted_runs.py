@@ -5,13 +5,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+from dpflow.late_numpy import NDArray, np
 
 T = TypeVar("T")
-Integers = NDArray[np.int64]
+Integers: TypeAlias = "NDArray[np.int64]"
 
 #: Words that are worked on at once: their arrays stay in a core's cache.
 CHUNK = 1 << 16

@@ -36,12 +36,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import duckdb
-import numpy as np
-from numpy.typing import NDArray
 
 from dpflow.core.contract.columns import may_name
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
 from dpflow.core.contract.requests import Groups, SortedValues, ValueCounts
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import block_fingerprints, sql
 from dpflow.tables.backends.duckdb_backend.requests.handlers import HANDLERS
 from dpflow.tables.backends.duckdb_backend.requests.partial_cache import (

@@ -9,9 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import (
     GroupEstimates,
@@ -21,6 +18,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.extras import require_extra
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import DUCKDB, Whole, hash_remainder, place_from_zero
 from dpflow.tables.access.sandbox import as_int64

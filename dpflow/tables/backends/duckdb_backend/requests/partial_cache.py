@@ -47,11 +47,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.requests import Groups, ValueCounts
 from dpflow.errors import NotSealed
+from dpflow.late_numpy import NDArray, np
 
 log = logging.getLogger("dpflow")
 

@@ -9,9 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.joins import Join
 from dpflow.core.contract.requests import (
@@ -22,6 +19,7 @@ from dpflow.core.contract.requests import (
     row_limit,
 )
 from dpflow.errors import PlanRefused
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import MAX_ROWS, place_from_zero
 from dpflow.tables.backends.contract import require_blocks

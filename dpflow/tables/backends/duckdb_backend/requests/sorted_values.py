@@ -5,11 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import SortedValues, ValueCounts
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sql
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn

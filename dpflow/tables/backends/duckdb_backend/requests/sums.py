@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.requests import (
     GroupedSums,
     Groups,
 )
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, round_square
 from dpflow.tables.access.sandbox import as_int64

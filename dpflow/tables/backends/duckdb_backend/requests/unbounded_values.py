@@ -23,9 +23,6 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.requests import (
     BinCounts,
     CellGrid,
@@ -33,6 +30,7 @@ from dpflow.core.contract.requests import (
     PublicSize,
     UnboundedValues,
 )
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.arithmetic import (
     BIGINT,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import numpy as np
-from numpy.typing import NDArray
-
 from dpflow.core.contract.requests import SizeCounts, UnitSizes
+from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sql
 from dpflow.tables.access.sandbox import as_int64
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
