@@ -117,8 +117,9 @@ def write_losses(folder: Path) -> tuple[str, Anchor]:
     return "\n".join([*lines, json.dumps(upgrade)]), moved._anchor
 
 
-def seal(entries: list[dict[str, Any]], anchor: Anchor, previous: str = chain.FIRST) -> None:
+def seal(entries: list[dict[str, Any]], anchor: Anchor, previous: str = "") -> None:
     """Chain and seal entries behind a hash, as whoever holds the anchor's key can."""
+    previous = previous or chain.first_link(anchor.ledger_id)
     for entry in entries:
         entry["previous"] = previous
         previous = entry["hash"] = chain.hash_entry(entry)

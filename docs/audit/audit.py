@@ -6,7 +6,7 @@ import json
 import sqlite3
 import sys
 
-from costs import KEY, LARGEST, account, entries, holds, least_cost, path_of
+from costs import KEY, LARGEST, account, entries, first_link, holds, least_cost, path_of
 from decisions import Decisions
 from shapes import FIELDS, read_body
 from signatures import note_signers
@@ -18,10 +18,11 @@ ENDS = "reserved close fenced", "reserved retry reserved", "open close closed"
 
 
 class Audit(Decisions):
-    def __init__(self):
+    def __init__(self, first=""):
         super().__init__()
         self.gates, self.parts, self.keys, self.slots = {}, {}, set(), set()
         self.queries, self.told = set(), set()
+        self.first = first  # what the first entry is chained to, if that is known
 
     def reserve(self, at, name, body, state="reserved"):
         key, event = tuple(body[column] for column in KEY), json.loads(body["event"])
@@ -100,13 +101,14 @@ class Audit(Decisions):
 
     @property
     def last(self):
-        return self.heads[-1] if self.heads else "0" * 64
+        return self.heads[-1] if self.heads else ""
 
     def apply(self, entry):
         """Hold one entry against the rules. AssertionError and others: it breaks one."""
         self.entry, body = entry, read_body(entry)
         text = json.dumps([entry[name] for name in FIELDS], separators=(",", ":")).encode()
-        assert (entry["seq"], entry["previous"]) == (len(self.heads) + 1, self.last), "the chain"
+        before = self.last if self.heads else self.first or entry["previous"]
+        assert (entry["seq"], entry["previous"]) == (len(self.heads) + 1, before), "the chain"
         assert hashlib.sha256(text).hexdigest() == entry["hash"], "the hash"
         if entry["kind"] in WHOLE:
             assert body["entries"] == entry["seq"] - 1, "a history of another length"
@@ -119,10 +121,11 @@ class Audit(Decisions):
         self.heads.append(entry["hash"])
 
 
-def judge(rows, audit):
+def judge(rows, audit, place=""):
     """Hold entries against the rules; "", or a sentence about the first that breaks one."""
     where = "the file"
     try:
+        audit.first = first_link(place) if place else audit.first
         for row in rows:
             where = f"entry {len(audit.heads) + 1} ({row['kind']})"
             audit.apply(row)
@@ -154,7 +157,7 @@ def main():
     if not __debug__:
         sys.exit("python -O leaves out every check: run it without")
     file, *notes = sys.argv[1:] or ["ledger.jsonl"]
-    if wrong := judge(entries(file), audit):
+    if wrong := judge(entries(file), audit, file):
         sys.exit(wrong)
     wrong, missing = compare(audit, notes)
     if wrong:

@@ -1,5 +1,6 @@
 """The entries of a ledger; what an event costs and what a grant holds, exactly, in 100 digits."""
 
+import hashlib
 import json
 import sqlite3
 import unicodedata
@@ -17,11 +18,14 @@ LARGEST = 2**62 - 1  # a sum that cannot be paid on its path stays at this
 setcontext(Context(prec=100, Emax=MAX_EMAX, Emin=MIN_EMIN))
 
 
+def is_export(place):
+    with open(place, "rb") as file:
+        return file.read(6) != b"SQLite"
+
+
 def entries(place):
     """The entries of an export or of a SQLite ledger, as mappings."""
-    with open(place, "rb") as file:
-        is_export = file.read(6) != b"SQLite"
-    if is_export:
+    if is_export(place):
         with open(place, encoding="utf-8") as file:
             header = json.loads(file.readline())
             wrong = misfit(HEADER, header)
@@ -34,6 +38,17 @@ def entries(place):
     query = f"SELECT {', '.join(FIELDS)}, hash FROM dpflow_entry ORDER BY seq"
     for row in sqlite3.connect(place).execute(query):
         yield dict(zip([*FIELDS, "hash"], row))
+
+
+def first_link(place):
+    """What the first entry of an export or of a SQLite ledger is chained to: a hash of the ledger's id."""
+    if is_export(place):
+        with open(place, encoding="utf-8") as file:
+            name = json.loads(file.readline())["ledger"]
+    else:
+        query = "SELECT value FROM dpflow_meta WHERE name = 'anchor'"
+        name = sqlite3.connect(place).execute(query).fetchone()[0][:16]
+    return hashlib.sha256(f"dpflow.ledger\n{name}".encode()).hexdigest()
 
 
 def fold(name):

@@ -50,7 +50,8 @@ def require_extended(old, new, lines):
     for number, line in enumerate(lines):
         entry = dict(zip(FIELDS, json.loads(line), strict=True))
         if number == 0 and entry["seq"] == 1:
-            at, is_whole = [0, "0" * 64], True
+            first = hashlib.sha256(f"dpflow.ledger\n{ledger.rpartition('/')[2]}".encode())
+            at, is_whole = [0, first.hexdigest()], True
         assert [entry["seq"] - 1, entry["previous"]] == at, "the entries are no chain"
         at = [entry["seq"], hashlib.sha256(line).hexdigest()]
         if entry["kind"] == "recover":

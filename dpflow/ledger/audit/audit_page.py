@@ -5,17 +5,18 @@ alone. It holds no result.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.counted import counted
 from dpflow.html_page import begin_page
-from dpflow.ledger.audit.statement import GroupSpend, point_text, render_table
+from dpflow.ledger.audit.statement import LOST, GroupSpend, point_text, render_table, subtract_cost
 from dpflow.ledger.audit.verification_report import VerificationReport
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
-from dpflow.ledger.history.checkpoint import Checkpoint
+from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS, Checkpoint
 
 #: Owners' acts on the whole ledger.
 _ACTS = ("import", "recover", "reanchor", "rotate", "suite", "upgrade")
@@ -43,8 +44,9 @@ class AuditPage:
     ) -> None:
         self._scope, self._since, self._until = scope, since, until
         self._checkpoints, self._checked = checkpoints, checked
-        self._grants: list[Entry] = []
-        self._in_force: dict[str, Entry] = {}  # the newest grant of each scope before the period
+        self._grants: list[tuple[object, ...]] = []
+        #: The newest terms of each scope before the period.
+        self._in_force: dict[str, tuple[object, ...]] = {}
         self._spends = {name: GroupSpend() for name in ("DAG", "principal", "scope that asked")}
         self._period, self._total = GroupSpend(), GroupSpend()
         self._counted_by: Filter | None = None
@@ -65,19 +67,49 @@ class AuditPage:
                 self._pending = {n: e for n, e in self._pending.items() if e.kind != "session"}
             if entry.kind in _ACTS and within:
                 self._decisions.append(entry)
+            if entry.kind == "recover":
+                self._add_recovery(entry, within)
             if self._scope in path_of(entry.scope):
                 self._entries += within
                 self._add_entry(entry, within)
 
+    def _add_recovery(self, entry: Entry, within: bool) -> None:
+        """What was lost had been spent, and nothing that was reserved can go on."""
+        for release_id in entry.body["unsettled"]:
+            self._pending.pop(release_id, None)
+        for name, *values in entry.body["scopes"]:
+            self._add_terms(entry, name, dict(zip(SCOPE_COLUMNS, values, strict=True)), within)
+        before = self._total.costs[""]
+        taken = [
+            (block, subtract_cost(Cost(*units), before.get(block, Cost())))
+            for at, block, *units in entry.body["spent"]
+            if at == self._scope
+        ]
+        if taken:
+            self._total.add("", taken)
+        if taken and within:
+            self._period.add("", taken)
+            for spend in self._spends.values():
+                spend.add(LOST, taken, releases=0)
+
+    def _add_terms(self, entry: Entry, scope: str, terms: Mapping[str, Any], within: bool) -> None:
+        if self._scope not in path_of(scope):
+            return
+        rule = Filter.from_json(json.loads(terms["filter"]))
+        if scope == self._scope:
+            self._counted_by = rule
+        amounts = exact_text(rule.epsilon), exact_text(rule.delta), rule.name
+        protects = terms["protects"] + (", in every block" * bool(terms["blocks"]))
+        row = entry.seq, entry.at, scope, *amounts, protects, entry.principal
+        if within:
+            self._grants.append(row)
+        else:
+            self._in_force[scope] = row
+
     def _add_entry(self, entry: Entry, within: bool) -> None:
         body = entry.body
         if entry.kind == "grant":
-            if entry.scope == self._scope:
-                self._counted_by = _read_filter(entry)
-            if within:
-                self._grants.append(entry)
-            else:
-                self._in_force[entry.scope] = entry
+            self._add_terms(entry, entry.scope, body, within)
         elif entry.kind in ("reserve", "session"):
             self._pending[entry.release_id] = entry
             charges = [(b, Cost(*units)) for at, b, *units in body["charges"] if at == self._scope]
@@ -122,7 +154,7 @@ class AuditPage:
                 f"<p>{escape(f'{verified}; {compared}. Newest: {self._newest}. ')}",
                 "The page is not signed: compare it with a signed checkpoint.</p>\n",
                 _render_section("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
-                _render_section("Grants", _GRANT, self._grant_rows()),
+                _render_section("Grants", _GRANT, [*self._in_force.values(), *self._grants]),
                 *(self._render_spend(name, spend) for name, spend in self._spends.items()),
                 _render_section(
                     "Spend by block",
@@ -153,13 +185,6 @@ class AuditPage:
             )
         )
         return epsilon, units_text(cost.delta, DELTA_UNIT), renyi
-
-    def _grant_rows(self) -> Iterable[tuple[object, ...]]:
-        for entry in [*self._in_force.values(), *self._grants]:
-            rule = _read_filter(entry)
-            amounts = exact_text(rule.epsilon), exact_text(rule.delta), rule.name
-            protects = entry.body["protects"] + (", in every block" * bool(entry.body["blocks"]))
-            yield entry.seq, entry.at, entry.scope, *amounts, protects, entry.principal
 
     def _checkpoint_rows(self) -> Iterable[tuple[object, ...]]:
         for point, signer, problem in self._checkpoints:
@@ -197,6 +222,11 @@ def _name_task(entry: Entry) -> str:
 
 
 def _explain_decision(entry: Entry) -> str:
+    if entry.kind == "recover":
+        taken, closed = entry.body["checkpoint"], entry.body["closed"]
+        behind = f"; took over the checkpoint of entry {taken[1]}" if taken else ""
+        ended = f"; closed {', '.join(closed)} until granted again" if closed else ""
+        return f"{entry.body['reason']}{behind}{ended}"
     if entry.kind != "propose":
         return str(entry.body.get("reason", ""))
     rule = _read_filter(entry)

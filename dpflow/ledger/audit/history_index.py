@@ -13,14 +13,15 @@ import itertools
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.ledger.audit.release_state import read_body
+from dpflow.ledger.audit.statement import subtract_cost
 from dpflow.ledger.books.records import path_of
-from dpflow.ledger.history.chain import FIRST, is_changed
+from dpflow.ledger.history.chain import is_changed
 
 #: Entries that no DAG wrote: an owner's, or those of a release outside Airflow.
 OUTSIDE = ""
@@ -66,7 +67,7 @@ class HistoryIndex:
     """
 
     def __init__(self) -> None:
-        self.seq, self.hash, self.at = 0, FIRST, ""
+        self.seq, self.hash, self.at = 0, "", ""
         self.orphans: dict[str, Unsettled] = {}
         self.sessions: dict[str, Unsettled] = {}
         self.recoveries: dict[tuple[str, int, str], int] = {}
@@ -80,7 +81,8 @@ class HistoryIndex:
 
     def add_entry(self, row: Any) -> None:
         """Take the next entry."""
-        if row.seq != self.seq + 1 or row.previous != self.hash or is_changed(row):
+        follows = not self.seq or row.previous == self.hash
+        if row.seq != self.seq + 1 or not follows or is_changed(row):
             self.faults.append(row.seq)
         self.seq, self.hash, self.at = row.seq, row.hash, row.at
         try:
@@ -135,12 +137,20 @@ class HistoryIndex:
         _append(self._charges, (row.scope, dag_id), row.seq)
         return dag_id
 
+    def _take_over(self, row: Any, spent: Iterable[Any]) -> None:
+        """Count what lost entries had spent to the day of the recovery."""
+        for at, block, *units in spent:
+            days = self._spend.setdefault((at, block), {})
+            day, before = row.at[:10], sum(days.values(), Cost())
+            days[day] = days.get(day, Cost()) + subtract_cost(Cost(*units), before)
+
     def _add_decision(self, row: Any) -> None:
         body = read_body(row)
         if row.kind == "resolve":
             ended = [row.release_id] if body["becomes"] in ("fenced", "closed") else []
         elif row.kind == "recover":
             ended, self.cut_at = body["unsettled"], row.seq
+            self._take_over(row, body["spent"])
             if body["checkpoint"] is not None:
                 ledger_id, size, head, _ = body["checkpoint"]
                 self.recoveries[ledger_id, size, head] = row.seq

@@ -28,6 +28,8 @@ from dpflow.ledger.books.records import Entry, Point, Scope, path_of, stored_jso
 Group = Literal["dag", "principal", "table"]
 _STYLE = "  th { border-bottom: 1px solid var(--line); }\n  td.n { text-align: right; }\n"
 _NOTHING_LEFT = "0"
+#: Who paid what lost entries had spent, as their checkpoint says.
+LOST = "lost entries"
 
 
 @dataclass(frozen=True)
@@ -213,9 +215,9 @@ class GroupSpend:
     releases: Counter[str] = field(default_factory=Counter)
     costs: dict[str, dict[str, Cost]] = field(default_factory=lambda: defaultdict(dict))
 
-    def add(self, group: str, charges: Iterable[tuple[str, Cost]]) -> None:
-        """Count a release of a group, and what it paid in each block."""
-        self.releases[group] += 1
+    def add(self, group: str, charges: Iterable[tuple[str, Cost]], releases: int = 1) -> None:
+        """Count a release of a group, or more or none, and what it paid in each block."""
+        self.releases[group] += releases
         paid = self.costs[group]
         for block, cost in charges:
             paid[block] = paid.get(block, Cost()) + cost
@@ -296,10 +298,13 @@ class StatementReader:
             if name == self._scope:
                 self._filter = Filter.from_json(json.loads(rule))
         taken = {b: Cost(*units) for at, b, *units in entry.body["spent"] if at == self._scope}
+        lost = {b: subtract_cost(cost, self._sums.get(b, Cost())) for b, cost in taken.items()}
         self._sums |= taken
         self._total = sum(self._sums.values(), Cost())
         if taken or self._scope in entry.body["closed"]:
             self._add_line(entry, "recovery", Cost(), self._sums, within)
+            if within:
+                self._spend.add(LOST, lost.items(), releases=0)
 
     def _name_group(self, entry: Entry) -> str:
         if self._by == "dag":

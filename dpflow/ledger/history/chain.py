@@ -35,7 +35,6 @@ from dpflow.ledger.storage.statements import (
 #: Entries that must be in the history: the anchor's mark, and the highest that this process proved.
 Marks = tuple[Seen, Seen]
 
-FIRST = NOTHING[1]
 FIELDS = ("seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous")
 
 _LAST = sa.select(entry).order_by(entry.c.seq.desc()).limit(sa.literal_column("1"))
@@ -57,6 +56,13 @@ INSERT = prepare_insert(entry)
 def digest_json(value: Any) -> str:
     """SHA-256 of canonical JSON: of public things only."""
     return digest_text(canonical_json(value))
+
+
+def first_link(ledger_id: str) -> str:
+    """What a ledger's first entry is chained to, so that no entry, and no decision signed behind one, can be
+    another ledger's.
+    """
+    return digest_text(f"dpflow.ledger\n{ledger_id}")
 
 
 def hash_entry(fields: Mapping[str, Any]) -> str:
@@ -141,7 +147,8 @@ class Writer:
     def head(self) -> str:
         """The hash of the newest entry, to which the first one that is added is chained."""
         assert not self._entries
-        return self._start_state()[0][1]
+        number, newest = self._start_state()[0]
+        return newest if number else first_link(self._anchor.ledger_id)
 
     @property
     def carries_on(self) -> bool:
@@ -206,7 +213,9 @@ class Writer:
         """
         if self._started is None:
             return
-        (_, previous), state = self._started
+        (number, previous), state = self._started
+        if not number:
+            previous = first_link(self._anchor.ledger_id)
         root = state.store_root()
         for fields in self._entries:
             fields |= {"root": root, "previous": previous}
@@ -329,9 +338,11 @@ class Auditor:
         wrong with chain, seals and mark.
         """
         (number, previous), problems = self.start, self.problems
+        if not number:
+            previous = first_link(self._anchor.ledger_id)
         # A mark before the start says nothing of what comes behind it.
         at_mark = previous if self.mark[0] == number else None
-        passed = self.mark[1] if self.mark[0] < number else FIRST
+        passed = self.mark[1] if self.mark[0] < number else NOTHING[1]
         for row in rows:
             number += 1
             # A gap is told once; counting goes on from the number that is there.
@@ -348,5 +359,5 @@ class Auditor:
             yield row
         if self._damaged:
             problems.append(self._damaged)
-        elif self.mark[1] not in (FIRST, at_mark, passed):
+        elif self.mark[1] not in (NOTHING[1], at_mark, passed):
             problems.append(_explain_loss(self.mark[0]))

@@ -107,7 +107,7 @@ def compare_history(program: Any, text: str, anchor: Anchor, share: float) -> tu
     entries = [{n: v for n, v in e.items() if n != "line"} for e in lines if e["line"] == "entry"]
     audit, recheck, kinds, n_legal = program.Audit(), Recheck(), set(), 0
     for at, entry in enumerate(entries):
-        start = (at, entries[at - 1]["hash"] if at else chain.FIRST)
+        start = (at, entries[at - 1]["hash"] if at else chain.first_link(anchor.ledger_id))
         for number, mutated in enumerate(mutate_entry(entry)):
             if mutated == entry or chance.random() > share:
                 continue

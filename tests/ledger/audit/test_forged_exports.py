@@ -82,7 +82,7 @@ def entries(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def cheaper(lines: list[dict[str, Any]]) -> None:
     """All charges at half price, with every hash recomputed; only the key is missing."""
-    previous = chain.FIRST
+    previous = chain.first_link(lines[0]["ledger"])
     for line in entries(lines):
         body = json.loads(line["body"])
         for charge in body.get("charges", ()):

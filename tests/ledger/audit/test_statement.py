@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
 
@@ -13,6 +15,7 @@ from audit_program import export_text
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerCorrupt, UnknownName
 from dpflow.ledger.audit import statement as statements
+from dpflow.ledger.history.checkpoint import Checkpoint, open_note
 
 
 def balances(ledger, scope):
@@ -87,17 +90,18 @@ def test_a_period_and_its_groups(ledger, ask):
         ledger.statement("nobody")
 
 
-def test_what_a_recovery_took_over_is_a_line(ledger, ask):
-    """Its balance has the sums of the checkpoint, and what it fenced is fenced."""
-    from dataclasses import replace
-
-    from dpflow.ledger.history.checkpoint import Checkpoint, open_note
-
+def lose_most(ledger, ask):
+    """One charge of .1 that is not settled, and a recovery by a checkpoint that had .7."""
     ask.reserve(ledger, "one")
     point = Checkpoint.parse(open_note(ledger.checkpoint(), [ledger.signer.public_text])[0])
     spent = tuple((s, b, replace(c, epsilon=7 * 10**11)) for s, b, c in point.spent)
     lost = ledger.signer.sign(replace(point, size=99, head="1" * 64, spent=spent).text)
     ledger.recover(reason="host lost", principal="owner", checkpoint=lost)
+
+
+def test_what_a_recovery_took_over_is_a_line(ledger, ask):
+    """Its balance has the sums of the checkpoint, and what it fenced is fenced."""
+    lose_most(ledger, ask)
     lines = ledger.statement("flights").lines
     assert [line.what for line in lines] == ["grant", "release", "recovery"]
     assert (lines[2].left_epsilon, lines[2].unit_epsilon, lines[2].name) == (
@@ -106,6 +110,24 @@ def test_what_a_recovery_took_over_is_a_line(ledger, ask):
         "host lost",
     )
     assert lines[1].state == "fenced"
+    totals = ledger.statement("flights").totals
+    assert [(one.group, one.releases, one.epsilon) for one in totals][-1] == (
+        "lost entries",
+        0,
+        "0.6",
+    )
+
+
+def test_a_report_says_what_a_recovery_took_over(ledger, ask):
+    """The sums in all are those of the ledger; what was fenced does not run; terms that were stated are grants."""
+    lose_most(ledger, ask)
+    page = ledger.report("flights")
+    (row,) = re.findall(r"<tr><td>all rows</td>(.*?)</tr>", page)
+    assert row.count("<td>0.7</td>") == 2
+    assert "orphan" not in page and "took over the checkpoint of entry 99" in page
+    later = ledger.report("flights", since=ledger.history(limit=1)[0].seq)
+    (row,) = re.findall(r"<tr><td>all rows</td>(.*?)</tr>", later)
+    assert "<td>0.6</td>" in row and "<td>0.7</td>" in row
 
 
 def test_forms_agree_and_are_safe(ledger, ask):

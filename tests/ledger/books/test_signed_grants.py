@@ -9,6 +9,7 @@ from audit_program import export_text, run_audit
 
 from dpflow.errors import GrantConflict, InvalidInput
 from dpflow.ledger.books import grants
+from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Signer
 
 ANN, BOB, EVE = map(Signer.create, ("ann", "bob", "eve"))
@@ -51,6 +52,31 @@ def test_the_ledger_stores_who_may(signed):
     report = signed.verify()
     assert report.ok and report.self_declared == (signed.history()[-1].seq,)
     assert "self-declared, not signed" in str(report)
+
+
+class RecordedSigner(Signer):
+    """Somebody without a key, who says what another one signed once."""
+
+    def sign_line(self, text):
+        return self.recorded
+
+
+def test_no_signature_is_of_another_ledger(place, make_place, tmp_path, monkeypatch):
+    """A ledger of a stranger, whose first entries say what those of the true one say, at the same second."""
+    monkeypatch.setattr(chain.time, "time", lambda: 1_790_000_000.0)
+    true, forged = place.open(), make_place(tmp_path / "forged.sqlite", tmp_path / "other").open()
+    true.grant("s", 1, 0, signers=KEYS, signer=ANN, **TERMS)
+    ((entry,), lent) = true.history(), RecordedSigner("ann", ANN.seed)
+    object.__setattr__(lent, "recorded", entry.body["signature"])
+    forged.grant("s", 1, 0, signers=KEYS, signer=lent, **TERMS)
+    (copied,) = forged.history()
+    assert copied.body == entry.body and copied.hash != entry.hash
+    assert true.verify().ok and not forged.verify().ok
+    assert run_audit(export_text(true), tmp_path).returncode == 0
+    assert run_audit(export_text(forged), tmp_path).returncode == 1
+    # Nor does it help to say the true one's name.
+    names = [json.loads(export_text(one).splitlines()[0])["ledger"] for one in (forged, true)]
+    assert "the chain" in run_audit(export_text(forged).replace(*names), tmp_path).stderr
 
 
 def test_two_approvals_are_two_keys(signed):
