@@ -501,7 +501,7 @@ class Ledger(BudgetLedger):
             newest = read_newest(
                 open_place(name),
                 self._anchor.ledger_id,
-                lambda point: keys | witnesses.stated_keys(point, paths),
+                lambda point: keys or witnesses.stated_keys(point, paths),
             )
         except LedgerUnavailable:
             end = time.monotonic()
@@ -509,7 +509,7 @@ class Ledger(BudgetLedger):
             return
         if newest:
             with self._begin_writing() as writer:
-                witnesses.require_extended(writer, [stored.point for stored in newest.values()])
+                witnesses.require_extended(writer, newest, keys)
         self._compared |= scopes
 
     def _bring_checkpoint(self, principal: str) -> None:

@@ -9,6 +9,7 @@ import datetime as dt
 import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -265,6 +266,7 @@ class AuditedLedger(SealedDatabase):
             trace, expected, problems, after = self._verify_within(
                 transaction, points, new_only=new_only, witnessed=look.points
             )
+            strange = look.find_strange(partial(chain.has_entry, transaction))
         problems += [look.problem] if look.problem else []
         demands = expected.list_demands()
         brought = {key for note in notes for key in witnesses.signed_by(note, demands)[0]}
@@ -273,7 +275,7 @@ class AuditedLedger(SealedDatabase):
             expected.entries,
             (*problems, *trace.problems),
             reports.list_compared(points, look, trace.vouched),
-            tuple(look.list_gaps(demands, brought)),
+            tuple(look.list_gaps(demands, brought, strange)),
             (*trace.warnings, *expected.warnings, *look.warnings),
             after,
             tuple(expected.self_declared),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -13,6 +13,7 @@ from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.audit.witness import open_place, read_newest
 from dpflow.ledger.audit.witness_stores import name_note
 from dpflow.ledger.books.witnesses import stated_keys
+from dpflow.ledger.history.anchor import Seen
 from dpflow.ledger.history.checkpoint import Checkpoint, StoredCheckpoint, parse_public_key
 
 _PLACE = "DPFLOW_LEDGER_WITNESS"
@@ -26,12 +27,15 @@ class WitnessLook:
         newest: the newest checkpoint there by each trusted verifier key.
         unreachable: why nothing could be read there; "" if it could.
         problem: what was changed or taken away there; "" if nothing was.
+        strangers: of each other key that a checkpoint says is a witness's, if there is none by a trusted one. Anybody may have
+            written these.
         is_named: whether a place is named at all.
         is_signed_by_others: whether checkpoints of this ledger lie there, and none by a trusted key.
         is_own: whether this user could write there.
     """
 
     newest: Mapping[str, StoredCheckpoint] = field(default_factory=dict)
+    strangers: Mapping[str, StoredCheckpoint] = field(default_factory=dict)
     unreachable: str = ""
     problem: str = ""
     is_named: bool = False
@@ -42,6 +46,15 @@ class WitnessLook:
     def points(self) -> list[tuple[Checkpoint, str]]:
         """The checkpoints, each with the name of who signed it."""
         return [(stored.point, parse_public_key(key)[0]) for key, stored in self.newest.items()]
+
+    def find_strange(self, has_entry: Callable[[Seen], bool]) -> list[str]:
+        """Those of strangers that the history does not extend, each as a sentence."""
+        return [
+            f"this history does not extend {name_note(stored.number)}, a checkpoint of entry {stored.point.size} that says "
+            f"itself that {key} is a witness: if it is yours (--key KEY), an old copy was restored; else somebody added it"
+            for key, stored in self.strangers.items()
+            if not has_entry((stored.point.size, stored.point.head))
+        ]
 
     @property
     def warnings(self) -> list[str]:
@@ -82,12 +95,18 @@ class WitnessLook:
                     f"{_PLACE} to go on without it"
                 )
 
-    def list_gaps(self, demands: Mapping[str, str], compared: Set[str]) -> list[str]:
+    def list_gaps(
+        self,
+        demands: Mapping[str, str],
+        compared: Set[str],
+        strange: Sequence[str] = (),
+    ) -> list[str]:
         """Why the ledger is held against fewer witnesses than it should be.
 
         Args:
             demands: scopes by the verifier key of the witness that each demands.
             compared: verifier keys of checkpoints that the caller brought.
+            strange: what `find_strange` says.
         """
         if self.unreachable:
             return [self.unreachable]
@@ -105,15 +124,15 @@ class WitnessLook:
             gaps.append(
                 f"no checkpoint of this ledger by a trusted key {where}; name the verifier key of who signs there (--key KEY)"
             )
-        return gaps
+        return [*gaps, *strange]
 
 
 def look_at_witness(ledger_id: str, demanded: Set[str], trusted: Set[str]) -> WitnessLook:
     """Read the place that DPFLOW_LEDGER_WITNESS names, if it names one.
 
     Args:
-        demanded: verifier keys that scopes demand or the caller named. A checkpoint may state others: a copy of the ledger
-            may be older than the grant that demands them.
+        demanded: verifier keys that scopes demand or the caller named. A checkpoint by one of them may state others: a copy of
+            the ledger may be older than the grant that demands them.
         trusted: those that count where nobody demands any.
     """
     name = os.environ.get(_PLACE)
@@ -124,21 +143,35 @@ def look_at_witness(ledger_id: str, demanded: Set[str], trusted: Set[str]) -> Wi
 
     def find_keys(point: Checkpoint) -> Set[str]:
         points.append(point)
-        return (demanded | stated_keys(point, {scope for scope, *_ in point.scopes})) or trusted
+        return (demanded or trusted) | _list_stated(point)
 
-    is_own, newest = False, dict[str, StoredCheckpoint]()
+    is_own, found = False, dict[str, StoredCheckpoint]()
     try:
         place = open_place(name)
-        newest = read_newest(place, ledger_id, find_keys)
+        found = read_newest(place, ledger_id, find_keys)
         with contextlib.suppress(LedgerUnavailable):
-            is_own = bool(newest) and place.may_be_written()
+            is_own = bool(found) and place.may_be_written()
     except LedgerUnavailable as error:
         return WitnessLook(unreachable=str(error), is_named=True)
     except LedgerCorrupt as error:
         return WitnessLook(problem=str(error), is_named=True)
+    known, before = set(demanded or trusted), set[str]()
+    while known != before:
+        before = {*known}
+        known |= {k for one in known & found.keys() for k in _list_stated(found[one].point)}
+    newest = {key: stored for key, stored in found.items() if key in known}
     return WitnessLook(
-        newest, is_named=True, is_own=is_own, is_signed_by_others=bool(points) and not newest
+        newest,
+        strangers={} if newest else found,
+        is_named=True,
+        is_own=is_own,
+        is_signed_by_others=bool(points) and not newest,
     )
+
+
+def _list_stated(point: Checkpoint) -> Set[str]:
+    """The keys that a checkpoint says are of witnesses of its scopes."""
+    return stated_keys(point, {scope for scope, *_ in point.scopes})
 
 
 @dataclass(frozen=True)

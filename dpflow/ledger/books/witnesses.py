@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,12 @@ from dpflow.errors import InvalidInput, LedgerCorrupt, WitnessBehind
 from dpflow.ledger.books.charges import Charge, read_scope
 from dpflow.ledger.books.records import Scope, path_of, stored_json
 from dpflow.ledger.history.chain import Writer, is_changed
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note, parse_public_key
+from dpflow.ledger.history.checkpoint import (
+    Checkpoint,
+    StoredCheckpoint,
+    open_note,
+    parse_public_key,
+)
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
@@ -183,11 +188,21 @@ def stated_keys(point: Checkpoint, scopes: Collection[str]) -> set[str]:
     return keys
 
 
-def require_extended(writer: Writer, points: Iterable[Checkpoint]) -> None:
-    """Raises `LedgerCorrupt` unless the history extends all of these checkpoints."""
-    for point in points:
-        for _ in _entries_behind(writer, point):
-            pass
+def require_extended(
+    writer: Writer, newest: Mapping[str, StoredCheckpoint], trusted: Set[str]
+) -> None:
+    """Raises `LedgerCorrupt` unless the history extends all of these checkpoints, by who signed them."""
+    for key, stored in newest.items():
+        try:
+            for _ in _entries_behind(writer, stored.point):
+                pass
+        except LedgerCorrupt as error:
+            if key in trusted:
+                raise
+            raise LedgerCorrupt(
+                f"{error}. This ledger names no witness, and checkpoint {stored.number} at the place says that {key} is one: if it "
+                f"is yours, this is a copy from before the grant that demands it; else somebody added a false note: take it away"
+            ) from None
 
 
 def _entries_behind(writer: Writer, point: Checkpoint) -> Iterator[Any]:

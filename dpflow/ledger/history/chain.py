@@ -306,9 +306,14 @@ def _check_newest(rows: Sequence[Any], anchor: Anchor, marks: Marks) -> tuple[Se
 
 def require_entry(transaction: Transaction, mark: Seen) -> None:
     """Raises `LedgerCorrupt` unless the entry that the anchor has seen is in the history."""
-    seen = transaction.first(_HASH_AT, seq=mark[0])
-    if seen is None or seen.hash != mark[1]:
+    if not has_entry(transaction, mark):
         raise LedgerCorrupt(_explain_loss(mark[0]))
+
+
+def has_entry(transaction: Transaction, seen: Seen) -> bool:
+    """Whether the history has this entry."""
+    row = transaction.first(_HASH_AT, seq=seen[0])
+    return row is not None and row.hash == seen[1]
 
 
 def _explain_loss(seq: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from dataclasses import replace
 
@@ -101,7 +102,14 @@ def test_a_copy_older_than_the_grant_is_found_too(
         ask.reserve(copy, "d1")
     ask.reserve(copy, "x", scope="free")
     assert ask.spent(copy) == {"": "0"}
-    assert "does not extend the checkpoint of entry 4" in str(copy.verify())
+    report = copy.verify()
+    assert not report.ok and "000000000001.txt, a checkpoint of entry 4 that says itself" in str(
+        report
+    )
+    # By somebody who knows the key it is a fault.
+    assert "does not extend the checkpoint of entry 4" in str(
+        copy.verify(keys=[NIGHTLY.public_text])
+    )
     # Of another ledger, or signed by a key that it does not name, a note stops nobody.
     (tmp_path / "other").mkdir()
     monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(tmp_path / "other"))
@@ -113,6 +121,43 @@ def test_a_copy_older_than_the_grant_is_found_too(
         open_place(str(tmp_path / "other")).add(number, forged)
         copy = make_place(str(tmp_path / "copy.sqlite"), tmp_path / "copy-anchor").open()
         ask.reserve(copy, f"d{number}")
+
+
+def make_false(note, demand, size=None):
+    """A note by a stranger's key, which says that a scope of the ledger demands that key."""
+    lines = note.rpartition("\n\n")[0].split("\n")
+    at, line = next((n, one) for n, one in enumerate(lines) if one.startswith("scope "))
+    name, rule, *rest = json.loads(line.removeprefix("scope "))
+    rule = json.dumps(json.loads(rule) | demand, sort_keys=True, separators=(",", ":"))
+    lines[at] = "scope " + json.dumps([name, rule, *rest], separators=(",", ":"))
+    if size is not None:
+        lines[1] = str(size)
+    return OTHER.sign("\n".join(lines) + "\n")
+
+
+def test_a_checkpoint_names_no_witness_by_itself(make_place, make_keep, ask, tmp_path):
+    """Anybody who may add to the place can write one: it is no evidence, and beside a trusted one nothing at all."""
+    keep = make_keep("folder")
+    ledger = make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor").open()
+    ledger.grant("flights", 9, 0, **TERMS)
+    ask.reserve(ledger, "d0")
+    demand, note = {"witness": [OTHER.public_text, 5]}, ledger.checkpoint()
+    open_place(keep).add(1, make_false(note, demand))
+    for keys in ([NIGHTLY.public_text], []):
+        report = ledger.verify(keys=keys)
+        assert not report.ok and not report.compared_with and "NOT compared" in str(report)
+    open_place(keep).add(2, make_false(note, demand, size=99))
+    report = ledger.verify()
+    assert not report.ok and not report.problems and "says itself that" in str(report)
+    with pytest.raises(LedgerCorrupt, match="else somebody added a false note"):
+        ask.reserve(make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor").open(), "d1")
+    # Where a scope demands a witness, a stranger's note stops nothing, before and after the witness signs.
+    ledger.grant("flights", 9, 0, **TERMS, **DEMAND)
+    ask.reserve(make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor").open(), "d2")
+    ledger.witness(keep, NIGHTLY)
+    report = ledger.verify()
+    assert report.ok and [one.signer for one in report.compared_with] == [NIGHTLY.name]
+    ask.reserve(make_place(str(tmp_path / "l.sqlite"), tmp_path / "anchor").open(), "d3")
 
 
 def test_a_look_that_failed_is_made_again(make_place, make_keep, ask, tmp_path, monkeypatch):
