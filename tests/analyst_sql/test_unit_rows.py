@@ -563,3 +563,38 @@ def test_a_condition_on_keys_below_excludes_them_above(fresh: World) -> None:
     fresh.ask(whole, epsilon=EXACT)
     part = fresh.ask(whole.replace("GROUP", "WHERE age >= 58 GROUP"), epsilon=EXACT)
     assert [row[0] for row in part.rows] == [58, 59] and not part.free
+
+
+DISTINCT = (
+    "SELECT city, COUNT(*) AS n FROM (SELECT DISTINCT person, city FROM visits) GROUP BY city"
+)
+CLAMPED = "SELECT city, SUM(age, contribution_bounds_per_group => (0, 900)) AS n FROM visits GROUP BY city"
+
+
+@pytest.mark.parametrize("text", [DISTINCT, CLAMPED])
+def test_what_is_cut_of_rows_by_unit_and_key_is_said(world: World, text: str) -> None:
+    """One row stands for each unit and key, so a unit in more groups than count loses some; no other note said so."""
+    cut, whole = (world.ask(f"-- dp: groups={n}\n{text}", epsilon=1).notes for n in (1, 3))
+    assert any("in at most 1 group" in note and "is unmeasured" in note for note in cut)
+    assert not any("unmeasured" in note for note in whole)
+    by_unit = world.ask("SELECT COUNT(*) AS n FROM (SELECT DISTINCT person FROM visits)", epsilon=1)
+    assert not any("unmeasured" in note for note in by_unit.notes)
+
+
+def test_an_error_needs_fixed_groups_of_such_rows(fresh: World) -> None:
+    """As of the rows themselves: it is of noise alone."""
+    options: dict[str, Any] = {
+        "tables": [fresh.declare(contribution_bounds={"rows": 2})],
+        "error": "60",
+    }
+    for text in ("SELECT city, COUNT(*) AS n FROM visits GROUP BY city", DISTINCT):
+        with pytest.raises(SqlRefused, match="nobody fixed in how many groups"):
+            fresh.ask(text, **options)
+        assert fresh.ask(f"-- dp: groups=2\nEXPLAIN {text}", **options)
+
+
+@pytest.mark.parametrize("option", ["rows_per_unit=1", "rows_per_group=1"])
+def test_rows_of_a_unit_made_one_are_not_bounded(world: World, option: str) -> None:
+    """Such an option would bound what they are made into."""
+    with pytest.raises(SqlRefused, match="say groups=N"):
+        world.ask(f"-- dp: {option}\n{CLAMPED}", epsilon=1)

@@ -215,6 +215,16 @@ def _read_query(
         if isinstance(published, PublishedRows):
             for one in written.releases:
                 require_public(published.file, one.table, "published answers")
+    if any(
+        one.table.unit_rows is not None and one.table.unit_rows.keys for one in written.releases
+    ):
+        asked = settings.bounds.model_dump(exclude_none=True) if settings.bounds else {}
+        if asked.keys() - {"groups"}:
+            raise Refusal(
+                "unit-groups",
+                "rows of a person that are made one for each group are not bounded by rows_per_unit or rows_per_group "
+                "(max_rows_contributed); say groups=N (max_groups_contributed), and clamp in the query",
+            )
     if settings.blocks:
         if any(one.blocks for one in written.releases):
             raise Refusal("blocks", "WHERE names blocks, and so do the options; name them once")

@@ -21,6 +21,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.total_intervals import describe_unmeasured
 from dpflow.errors import PlanRefused
 from dpflow.ledger import Ledger
+from dpflow.tables.language.grouping import declare_groups
 
 #: Epsilons that are tried: no guarantee above the last is worth its name.
 _LEAST, _MOST = 1e-4, 20.0
@@ -57,16 +58,30 @@ def _require_fixed_groups(part: PartPlan) -> None:
     by, table = part.part.params.get("by"), part.plan.table
     if by is None or part.plan.chosen is not None or not describe_unmeasured(part.plan):
         return
-    groups, _ = table.limits_for(by)
+    asked, (groups, _) = part.plan.request.contribution_bounds, table.limits_for(by)
+    if asked is not None and asked.groups is not None:
+        return
     keys = table.columns[by].public_keys
     # In all groups that there are, a unit counts anyway.
     may_be_cut = keys is None or groups.number < len(keys)
-    if groups.source == "contribution_bounds.rows" and may_be_cut:
+    if "contribution_bounds.rows" in _list_sources(table, by) and may_be_cut:
         raise Refusal(
             "target",
             f"error is of noise alone, and nobody fixed in how many groups of {by} one {table.privacy_unit.column} counts; "
             f"release contributions of {table.name}, or fix groups=N in the query or declaration",
         )
+
+
+def _list_sources(table: Table, by: str) -> set[str]:
+    """Words of the declaration that limit the groups of a unit, also where keys of its rows are what it is grouped by."""
+    if (units := table.unit_rows) is None:
+        return {table.limits_for(by)[0].source}
+    texts, found = dict(units.keys), set[str]()
+    for part in table.columns[by].parts or (by,):
+        if part in texts:
+            below, name = declare_groups(units.rows, texts[part])
+            found |= _list_sources(below, name)
+    return found or {table.limits_for(by)[0].source}
 
 
 def _three_digits(value: float) -> Fraction:

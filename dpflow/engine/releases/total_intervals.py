@@ -25,6 +25,7 @@ a unit count nowhere, or are one unit together.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -165,24 +166,44 @@ def find_own_totals(plan: Plan, limit: int) -> Totals | None:
 
 def describe_unmeasured(plan: Plan) -> str:
     """What noise intervals leave out, where no total interval is known; "" where the declared maximum says that it is
-    nothing, and where one row stands for each unit.
+    nothing, and where one row stands for each unit, not one for each of its keys.
     """
     mechanism, table = plan.mechanism, plan.table
-    if not isinstance(mechanism, MeasureMechanism) or table.unit_rows is not None:
+    is_one_row = table.unit_rows is not None and not table.unit_rows.keys
+    if not isinstance(mechanism, MeasureMechanism) or is_one_row:
         return ""
     query = mechanism.make_query(plan.params, table)
     keys = MAX_GROUPS if query.private else len(query.group_keys or ()) or None
-    cuts = _find_cuts(plan, None, keys)
-    counts_units = all(one.measure == "count_distinct" for one in query.measures)
-    is_joined = any(join.kind == "unit" for join in table.joins)
-    if not is_joined and (cuts.units if counts_units else cuts.rows) == NOTHING:
-        return ""
-    advice = [f"release contributions of {table.name}"] if plan.chosen is None else []
+    advice = []
+    if table.unit_rows is not None:
+        if not _cuts_unit_rows(plan, keys):
+            return ""
+    else:
+        cuts = _find_cuts(plan, None, keys)
+        counts_units = all(one.measure == "count_distinct" for one in query.measures)
+        is_joined = any(join.kind == "unit" for join in table.joins)
+        if not is_joined and (cuts.units if counts_units else cuts.rows) == NOTHING:
+            return ""
+        advice = [f"release contributions of {table.name}"] if plan.chosen is None else []
     advice += ["declare max_contributions"] if table.max_contributions is None else []
     return (
         f"{plan.describe_contributions()}; noise intervals leave out what that cuts, which is unmeasured"
         f"{': ' * bool(advice)}{' or '.join(advice)}"
     )
+
+
+def _cuts_unit_rows(plan: Plan, keys: int | None) -> bool:
+    """Whether a unit may have more rows than are kept where each stands for a unit and keys of it."""
+    table, by = plan.table, getattr(plan.params, "by", None)
+    units, largest = table.unit_rows, largest_bounds(plan, by, keys)
+    bounds = table.bounds_for(by).narrow(keys if by is not None else 1)
+    most_rows: float = math.inf if largest is None else largest.rows
+    most_groups = min(keys or math.inf, most_rows, math.inf if largest is None else largest.groups)
+    if by is None or units is None:
+        return bounds.rows < most_rows
+    # Grouped by its only key, each group has one row of a unit.
+    within = 1 if [name for name, _ in units.keys] == [by] else most_rows
+    return min(bounds.groups, bounds.rows) < most_groups or bounds.rows_per_group < within
 
 
 def _measures_within_bounds(query: Query) -> dict[Measure, frozenset[str]]:
