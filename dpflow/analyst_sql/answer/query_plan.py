@@ -33,6 +33,7 @@ from dpflow.analyst_sql.releases.query_parts import (
 )
 from dpflow.analyst_sql.releases.settings import (
     Settings,
+    Target,
     find_public_table,
     make_finder,
     merge_options,
@@ -154,7 +155,7 @@ def plan_sql(
         refusal = error
     if refusal is not None:
         source.refuse(refusal)
-    return SqlPlan(
+    plan = SqlPlan(
         query,
         settings,
         tuple(planned.parts),
@@ -168,6 +169,33 @@ def plan_sql(
         tuple(unpaid),
         problem,
     )
+    if settings.target is not None and plan.to_pay:
+        _require_column_errors(plan, settings.target)
+    return plan
+
+
+def _require_column_errors(plan: SqlPlan, target: Target) -> None:
+    """Raise `SqlRefused` where a column that is computed from released numbers may be further off than what is asked for:
+    the target is of these numbers.
+    """
+    width, refusal, forecasts = len(plan.columns), None, plan.forecast_noise()
+    for n in range(width):
+        is_released = plan.query.find_number(n, width) is not None
+        forecast = None if forecasts is None else forecasts[n]
+        # Keys that noise chose are none of its numbers.
+        if forecast is not None and not (forecast.intervals.noisy and forecast.intervals.sources):
+            continue
+        known = None if forecast is None or target.relative else forecast.widest_95
+        if (known is None and not is_released) or (known or 0) > float(target.size) * (1 + 1e-9):
+            would = "depends on what is released" if known is None else f"would be {known:.3g}"
+            refusal = Refusal(
+                "target",
+                f"error is of each number that is released, and column {plan.columns[n]} is computed from such numbers, or "
+                f"has those that noise chose: its own error {would}; give an epsilon, and EXPLAIN shows the noise of each column",
+            )
+            break
+    if refusal is not None:
+        plan.source.refuse(refusal)
 
 
 def _fit_noise(settings: Settings, filters: ScopeFilters) -> Settings:

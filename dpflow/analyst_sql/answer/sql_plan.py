@@ -85,6 +85,10 @@ class SqlPlan:
         names = ", ".join(table.name for table in self.tables)
         return f"SqlPlan({names}: {paid or 'free'}, from scope {self.settings.scope!r})"
 
+    def forecast_noise(self) -> list[ColumnNoise] | None:
+        """What is known of each column's noise before it is released; None where no rule covers the query."""
+        return forecast_noise(self.query, self.keys, self.parts, self.stored, self.added)
+
     def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
         """Stages, privacy costs, errors and what is left, as JSON; ``forecast`` says whether the ledger
         would accept it.
@@ -218,7 +222,7 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
     """Each column with its noise; ``half_width_95`` is that of every interval of it, None where it hangs on
     what is released.
     """
-    forecasts = forecast_noise(plan.query, plan.keys, plan.parts, plan.stored, plan.added)
+    forecasts = plan.forecast_noise()
     everything = ColumnIntervals(
         True,
         frozenset(

@@ -222,7 +222,10 @@ def test_a_demand_that_ended_stops_nobody(watched, make_keep, ask):
     watched.witness(keep, NIGHTLY)
     watched.grant("flights", 9, 0, **TERMS, witness_every=0)
     ask.reserve(watched, "d0")
-    assert watched.verify().ok
+    report = watched.verify(keys=[NIGHTLY.public_text])
+    assert report.ok and [one.signer for one in report.compared_with] == [NIGHTLY.name]
+    # What nothing demands any more is no evidence for whoever does not know the key.
+    assert "name the verifier key of who signs there" in str(watched.verify())
 
 
 def test_a_witness_fails_aloud_where_others_added(watched, make_keep, ask, tmp_path, monkeypatch):
