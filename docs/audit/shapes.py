@@ -3,12 +3,20 @@
 import base64
 import hashlib
 import json
+import re
 from datetime import datetime
 from fractions import Fraction
 
 from fitting import between, either, fits, matching, misfit, spelled, text_of, whole
 
 TIME = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\+00:00"
+P25519 = 2**255 - 19
+Y8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
+SMALL = {0, 1, P25519 - 1, Y8, P25519 - Y8}  # of keys (their y) that anybody can sign for
+UNSEEN = (
+    "[\0-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f"
+    "\u2800\u3000\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
 NESTED = 32  # events in events
 FIELDS = ["seq", "at", "kind", "scope", "release_id", "principal", "body", "root", "previous"]
 
@@ -18,13 +26,15 @@ def time(value):
 
 
 def verifier_key(value):
-    """Of signed notes: a name, four bytes of a digest, and base64 of 1 and an Ed25519 key."""
-    if type(value) is not str or value.count("+") < 2:
+    """Of signed notes: a name of visible ASCII, four bytes of a digest, and base64 of 1 and an Ed25519 key of a person's."""
+    if type(value) is not str or not re.fullmatch(r"[!-*,-~]{1,200}\+[0-9a-f]{8}\+\S{44}", value):
         return False
     name, number, text = value.split("+", 2)
     key = base64.b64decode(text, validate=True)
     known = hashlib.sha256(name.encode() + b"\n" + key).digest()[:4].hex() == number
-    return known and key[:1] == b"\x01" and len(key) == 33
+    y = int.from_bytes(key[1:], "little") % 2**255
+    is_spelled = base64.b64encode(key).decode() == text and key[:1] == b"\x01" and len(key) == 33
+    return known and is_spelled and y < P25519 and y not in SMALL
 
 
 named, digest = matching("(?s:.+)"), matching("[0-9a-f]{64}")
@@ -133,6 +143,7 @@ LINES = [
 def read_body(entry):
     """What an entry says, which must be what its kind may say; a note of somebody's says anything."""
     assert fits(ENTRY, entry), f"its {misfit(ENTRY, entry)} is none of an entry's"
+    assert not re.search(UNSEEN, entry["principal"]), "a principal with signs that nobody sees"
     body = json.loads(entry["body"])
     is_spelled = type(body) is dict and spelled(body) == entry["body"]
     assert is_spelled, "its body is not spelled as the ledger does"

@@ -45,24 +45,31 @@ def times(number, a):
 BASE = point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
 
 
-def is_signed(text, signature, verifier_key):
+def is_signed(text, signature, key_text):
     """Whether the key, as signed notes write it (name+number+base64), signed a text so."""
-    name, _, key = verifier_key.split("+", 2)
-    key, data = base64.b64decode(key)[1:], base64.b64decode(signature, validate=True)
+    name, _, key = key_text.split("+", 2)
+    key = base64.b64decode(key)[1:]
+    try:
+        data = base64.b64decode(signature, validate=True)
+    except ValueError:
+        return False
     number = hashlib.sha256(name.encode() + b"\n\x01" + key).digest()[:4]
     first, scalar = data[4:36], int.from_bytes(data[36:], "little")
+    if len(data) != 68 or data[:4] != number or base64.b64encode(data).decode() != signature:
+        return False
     a, r = point(key), point(first)
-    if len(data) != 68 or data[:4] != number or scalar >= ORDER or a is None or r is None:
+    if scalar >= ORDER or a is None or r is None:
         return False
     digest = hashlib.sha512(first + key + text.encode()).digest()
     return times(scalar, BASE) == add(r, times(int.from_bytes(digest, "little") % ORDER, a))
 
 
 def note_signers(note, keys):
-    """Those of these verifier keys that signed a note, and its lines."""
+    """Those of these verifier keys that signed a note, and its lines. Lines that are no signature do not count."""
     text, _, below = note.rpartition("\n\n")
-    signed = [line.removeprefix("\u2014 ").split(" ") for line in below.splitlines()]
-    pairs = [(key, part[1]) for key in keys for part in signed if part[0] == key.split("+")[0]]
+    words = [line.split(" ") for line in below.split("\n")]
+    signed = [tuple(word[1:]) for word in words if len(word) == 3 and word[0] == "\u2014"]
+    pairs = [(key, part) for key in keys for name, part in signed if name == key.split("+")[0]]
     return {key for key, part in pairs if is_signed(text + "\n", part, key)}, text.splitlines()
 
 

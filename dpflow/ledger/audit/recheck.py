@@ -40,11 +40,11 @@ from dpflow.ledger.books.grants import (
     may_follow,
     require_persons,
 )
-from dpflow.ledger.books.records import is_same_principal, path_of
+from dpflow.ledger.books.records import is_same_principal, is_visible, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.books.witnesses import signed_by, starts_anew
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
-from dpflow.ledger.history.checkpoint import Checkpoint
+from dpflow.ledger.history.checkpoint import Checkpoint, parse_public_key
 from dpflow.ledger.storage.compact_json import canonical_json
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -76,6 +76,10 @@ def _digest_head(head: object) -> bytes:
 @functools.lru_cache(maxsize=1024)
 def _parse_filter(text: str) -> tuple[Filter, Any]:
     parsed = Filter.from_json(json.loads(text))
+    witness = () if parsed.witness is None else (parsed.witness.key,)
+    for key in (*parsed.certified_by, *parsed.signers, *witness):
+        parse_public_key(key)
+        _require(key == key.strip(), "names a key that no ledger spells so")
     return parsed, parsed.capacity()
 
 
@@ -131,6 +135,7 @@ class Recheck:
         self.entries += 1
         self.head, self.root = entry.hash, entry.root
         try:
+            _require(is_visible(entry.principal), "is by a principal with characters that nobody sees")
             body = read_body(entry)
             if kind in RESERVED_KINDS:
                 getattr(self, "_apply_" + kind)(entry, body)
@@ -490,7 +495,9 @@ class Recheck:
     def apply_recovery(self, number: int, body: Mapping[str, Any]) -> str:
         """Apply a recovery that is not written yet; returns the rule that it breaks, else ""."""
         before, text = len(self.problems), canonical_json(body)
-        entry = SimpleNamespace(seq=number, kind="recover", body=text, hash="", root="")
+        entry = SimpleNamespace(
+            seq=number, kind="recover", principal="", body=text, hash="", root=""
+        )
         self.apply_entry(entry)
         return "".join(self.problems[before:])
 

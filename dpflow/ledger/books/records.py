@@ -49,10 +49,15 @@ def checked_name(what: str, value: str, *, empty: bool = False, longest: int = 2
     return value
 
 
-#: Characters that count as printable, and that nobody sees.
 _INVISIBLE = re.compile(
-    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+    "[\0-\x1f\x7f-\xa0\xad\u034f\u061c\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2000-\u200f\u2028-\u202f\u205f-\u206f\u2800\u3000"
+    "\u3164\ufe00-\ufe0f\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
 )
+
+
+def is_visible(name: str) -> bool:
+    """Whether a name holds no control character, no blank but the space, and nothing else that nobody sees."""
+    return not _INVISIBLE.search(name)
 
 
 def checked_principal(name: str) -> str:
@@ -61,7 +66,7 @@ def checked_principal(name: str) -> str:
     """
     what = "a principal"
     stripped = checked_name(what, name).strip()
-    return checked_name(what, "" if _INVISIBLE.search(stripped) else stripped)
+    return checked_name(what, stripped if is_visible(stripped) else "")
 
 
 def is_same_principal(one: str, other: str) -> bool:

@@ -12,6 +12,7 @@ import base64
 import contextlib
 import hashlib
 import json
+import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -28,6 +29,11 @@ _ED25519 = b"\x01"  # the algorithm's number in signed notes
 _DASH = "\u2014 "
 _PRIVATE = "PRIVATE+KEY+"
 _ORIGIN = "dpflow.ledger/"
+_NAME = re.compile("[!-*,-~]{1,200}")
+_PRIME = 2**255 - 19
+#: The y of each point of order 1, 2, 4 and 8: signatures of these keys hold whoever makes them.
+_Y8 = 2707385501144840649318225287225658788936804267575313519463743609750303402022
+_SMALL_ORDER = {0, 1, _PRIME - 1, _Y8, _PRIME - _Y8}
 
 
 @dataclass(frozen=True)
@@ -35,7 +41,7 @@ class Signer:
     """An Ed25519 key pair with a name that says whose it is.
 
     Attributes:
-        name: without spaces and plus signs.
+        name: as `check_key_name` has it.
         seed: the private half.
     """
 
@@ -44,11 +50,8 @@ class Signer:
 
     @classmethod
     def create(cls, name: str) -> Signer:
-        """A new pair. Raises `InvalidInput` for a name that no note can hold."""
-        if not name or not name.isprintable() or any(sign in name for sign in " +"):
-            raise InvalidInput(
-                "a key's name is one word without plus signs, such as example.org/witness; correct it"
-            )
+        """A new pair. Raises `InvalidInput` for a name that `check_key_name` refuses."""
+        check_key_name(name)
         return cls(name, secrets.token_bytes(32))
 
     @classmethod
@@ -66,6 +69,7 @@ class Signer:
             raise InvalidInput(
                 "this file holds no private key of a signed note; make one: dpflow ledger key FILE --name NAME"
             ) from None
+        check_key_name(name)
         return signer
 
     @property
@@ -112,14 +116,13 @@ def decision_text(head: str, kind: str, scope: str, principal: str, body: Mappin
 
 def check_line(text: str, name: str, signature: object, keys: Sequence[str]) -> bool:
     """Whether one of these verifier keys, of this name, made a signature of a text."""
-    try:
-        return open_note(f"{text}\n{_DASH}{name} {signature}\n", keys)[1] == name
-    except LedgerCorrupt:
-        return False
+    parsed = [parse_public_key(key) for key in keys]
+    return any(known == name and _is_signed(text, signature, known, key) for known, key in parsed)
 
 
 def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:
-    """The text of a signed note, and the name of a trusted key that signed it.
+    """The text of a signed note, and the name of a trusted key that signed it. Lines below the text that are no signature
+    of a trusted key are passed over.
 
     Args:
         public_texts: the verifier keys that are trusted.
@@ -128,41 +131,62 @@ def open_note(note: str, public_texts: Sequence[str]) -> tuple[str, str]:
         LedgerCorrupt: no trusted key signed this text.
         InvalidInput: a verifier key that is none.
     """
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-
     trusted = [parse_public_key(text) for text in public_texts]
     text, _, signatures = note.rpartition("\n\n")
-    for line in signatures.splitlines():
-        name, _, signature = line.removeprefix(_DASH).partition(" ")
-        try:
-            data = base64.b64decode(signature, validate=True)
-        except ValueError:
-            continue
-        for known, key in trusted:
-            if known == name and data[:4] == _key_number(name, key):
-                try:
-                    Ed25519PublicKey.from_public_bytes(key).verify(data[4:], f"{text}\n".encode())
-                except InvalidSignature:
-                    continue
-                return f"{text}\n", name
+    for line in signatures.split("\n"):
+        dash, name, signature, *more = [*line.split(" "), "", ""]
+        if dash + " " == _DASH and more == ["", ""]:
+            for known, key in trusted:
+                if known == name and _is_signed(f"{text}\n", signature, name, key):
+                    return f"{text}\n", name
     raise LedgerCorrupt(
         "no trusted key signed this checkpoint; name the verifier key of whoever did: --key KEY"
     )
 
 
+def check_key_name(name: str) -> None:
+    """Refuse a key's name unless it is one word of 1 to 200 visible ASCII characters without plus signs: no two look alike
+    in every font, and none moves a terminal or ends a line. Raises `InvalidInput`.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidInput(
+            "a key's name is one word of ASCII letters, digits and signs except plus, such as example.org/witness; correct it"
+        )
+
+
 def parse_public_key(text: str) -> tuple[str, bytes]:
-    """The name and key of a verifier key. Raises `InvalidInput`."""
+    """The name and key of a verifier key. Raises `InvalidInput`, also for a key that everybody can sign for."""
     try:
         name, number, data = text.strip().split("+", 2)
         key = base64.b64decode(data, validate=True)
-        if key[:1] != _ED25519 or len(key) != 33 or _key_number(name, key[1:]).hex() != number:
+        if _encode(key) != data or key[:1] != _ED25519 or len(key) != 33:
+            raise ValueError
+        if _key_number(name, key[1:]).hex() != number:
             raise ValueError
     except ValueError:
         raise InvalidInput(
             "a verifier key reads name+number+base64, as dpflow ledger key prints it; correct it"
         ) from None
+    check_key_name(name)
+    y = int.from_bytes(key[1:], "little") % 2**255
+    if y >= _PRIME or y in _SMALL_ORDER:
+        raise InvalidInput(f"the verifier key of {name} is nobody's: anybody could sign for it; make another")
     return name, key[1:]
+
+
+def _is_signed(text: str, signature: object, name: str, key: bytes) -> bool:
+    """Whether a key made a signature, four bytes that tell the key and 64 of Ed25519 in base64."""
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+
+    try:
+        data = base64.b64decode(str(signature), validate=True)
+        if _encode(data) != signature or len(data) != 68 or data[:4] != _key_number(name, key):
+            return False
+        Ed25519PublicKey.from_public_bytes(key).verify(data[4:], text.encode())
+    except (ValueError, InvalidSignature):
+        return False
+    return True
 
 
 def _key_number(name: str, public_key: bytes) -> bytes:

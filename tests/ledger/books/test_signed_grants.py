@@ -8,8 +8,9 @@ import pytest
 from audit_program import export_text, run_audit
 
 from dpflow.errors import GrantConflict, InvalidInput
+from dpflow.ledger import budgets
 from dpflow.ledger.books import grants
-from dpflow.ledger.history import chain
+from dpflow.ledger.history import chain, checkpoint
 from dpflow.ledger.history.checkpoint import Signer
 
 ANN, BOB, EVE = map(Signer.create, ("ann", "bob", "eve"))
@@ -247,3 +248,33 @@ def test_a_proposal_that_nobody_signed_takes_more_than_one_key(place, monkeypatc
     for report in (ledger.verify(), ledger.verify(since=early, new_only=True)):
         assert "nobody signed who may sign now" in report.problems[0]
     assert "not signed by who may" in run_audit(export_text(ledger), tmp_path).stderr
+
+
+class _TwoLines(Signer):
+    """Signs in two lines, of which a note's reader takes the second."""
+
+    def sign_line(self, text):
+        inner = Signer(self.name, self.seed).sign(f"{text}\n\u2014 {self.name} x\n")
+        return f"x\n\n\u2014 {self.name} {inner.rpartition(' ')[2].strip()}"
+
+
+@pytest.mark.parametrize("signer", [_TwoLines("ann", ANN.seed), Signer("bob\n", BOB.seed)])
+def test_what_one_program_refuses_the_other_refuses(signed, monkeypatch, tmp_path, signer):
+    """Of a holder of the ledger's key, who skips the checks before a decision is written."""
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "check_key_name", lambda _: None)
+        patch.setattr(grants, "require_signer", lambda *_: ())
+        keys = [ANN.public_text, signer.public_text]
+        signed.grant("s", 2, 0, signers=sorted(set(keys)), signer=signer, **TERMS)
+    assert not signed.verify().ok
+    assert run_audit(export_text(signed), tmp_path).returncode
+
+
+def test_an_invisible_principal_acts_in_no_history(place, monkeypatch, tmp_path):
+    """Of a holder of the ledger's key, too: verification and the audit program refuse the entry."""
+    ledger = place.open()
+    with monkeypatch.context() as patch:
+        patch.setattr(budgets, "checked_principal", lambda name: name)
+        ledger.grant("s", 1, 0, table=None, filter="basic", principal="bob\u200b")
+    assert "characters that nobody sees" in str(ledger.verify())
+    assert "nobody sees" in run_audit(export_text(ledger), tmp_path).stderr

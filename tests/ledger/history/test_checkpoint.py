@@ -6,11 +6,12 @@ import base64
 import hashlib
 
 import pytest
+from audit_program import load_program
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.errors import InvalidInput, LedgerCorrupt
-from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note, parse_public_key
 
 #: A key pair that Go's package note (golang.org/x/mod/sumdb/note) shows.
 GO_PRIVATE = "PRIVATE+KEY+PeterNeumann+c74f20a3+AYEKFALVFGyNhPJEMzD1QIDr+Y7hfZx09iUvxdXHKDFz"
@@ -67,10 +68,67 @@ def test_nothing_of_a_note_can_be_changed():
     assert open_note(both, [other.public_text])[0] == open_note(both, [signer.public_text])[0]
 
 
-@pytest.mark.parametrize("name", ["", "two words", "a+b", "line\nbreak"])
-def test_a_key_has_a_name_that_a_note_can_hold(name):
+@pytest.mark.parametrize(
+    "name",
+    ["", "two words", "a+b", "line\nbreak", "bob\n", "bob\u200b", "bob\u034f", "bob\u202e", "b\u043eb", "\x1b[2K", "x" * 201],
+)  # fmt: skip
+def test_a_key_has_a_name_that_looks_like_no_other(name):
+    """Wherever it is parsed: nobody is asked to tell bob from bob and a blank without width."""
+    own = Signer(name, b"\x05" * 32)
     with pytest.raises(InvalidInput, match="one word"):
         Signer.create(name)
+    for parse, text in ((Signer.parse, own.private_text), (parse_public_key, own.public_text)):
+        with pytest.raises(InvalidInput, match="one word|private key|verifier key"):
+            parse(text)
+
+
+def _key_text(key: bytes) -> str:
+    number = hashlib.sha256(b"eve\n\x01" + key).digest()[:4].hex()
+    return f"eve+{number}+{base64.b64encode(bytes([1]) + key).decode()}"
+
+
+def test_a_key_that_anybody_signs_for_is_nobodys():
+    """Points of small order, canonical or not: all eight, of which OpenSSL takes each."""
+    with load_program() as modules:
+        signatures, shapes = modules["signatures"], modules["shapes"]
+        y8 = signatures.point(shapes.Y8.to_bytes(32, "little"))
+        points = {signatures.times(n, y8) for n in range(8)}
+        assert len(points) == 8 and {y for _, y in points} == shapes.SMALL
+        keys = [y | x % 2 << 255 for x, y in points] + [signatures.P + n for n in range(19)]
+        for number in keys:
+            text = _key_text(number.to_bytes(32, "little"))
+            with pytest.raises(InvalidInput, match="anybody could sign"):
+                parse_public_key(text)
+            assert not shapes.verifier_key(text)
+        assert shapes.verifier_key(GO_PUBLIC) and parse_public_key(GO_PUBLIC)
+
+
+def test_both_programs_read_the_same_lines_of_a_note():
+    """Whoever adds lines below a signature changes nothing for either of them, and signs nothing."""
+    signer = Signer.create("example.org/nightly")
+    note, key = signer.sign(POINT.text), signer.public_text
+    line = note.rpartition("\n\n")[2].strip()
+    signature = line.rpartition(" ")[2]
+    variants = {
+        f"{note}\u2014 example.org/nightly ???\n": True,
+        f"{note}\u2014 example.org/nightly\n\u2014 \n\u2014\n\n": False,  # the text ends elsewhere
+        f"{note}\u2014 example.org/nightly \u00e9\n- x\n\u2014 other AAAA\nx": True,
+        note.replace(line, f"{line} extra"): False,
+        note.replace(line, line.removeprefix("\u2014 ")): False,
+        note.replace(line, f"\u2014  {line[2:]}"): False,
+        note.replace(signature, signature[:4] + "\n" + signature[4:]): False,
+        note.replace(signature, signature.rstrip("=")): False,
+        note.replace(line, line + "\u2028"): False,
+        note: True,
+    }
+    with load_program() as modules:
+        for text, holds in variants.items():
+            try:
+                opened = open_note(text, [key])[1] == "example.org/nightly"
+            except LedgerCorrupt:
+                opened = False
+            assert opened == holds, text
+            assert (modules["signatures"].note_signers(text, {key})[0] == {key}) == holds, text
 
 
 @pytest.mark.parametrize(
