@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,6 +25,7 @@ from dpflow.engine.planning.solve import count_typical_releases
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import GrantProposal, Ledger, Scope
+from dpflow.ledger.audit.entry_text import list_changes
 from dpflow.ledger.books.grants import require_confirmation
 from dpflow.tables.access.declarations import load_table
 
@@ -196,9 +198,13 @@ def quota(
 
 def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """The grants that wait for the approval of a second principal."""
-    waiting = open_ledger(ledger).proposals()
+    book = open_ledger(ledger)
+    waiting, granted = book.proposals(), {scope.scope: scope for scope in book.scopes()}
+    changes = [list_changes(granted.get(p.terms.scope), p.terms) for p in waiting]
     if as_json:
-        return show_json([_describe_grant(proposal) for proposal in waiting])
+        return show_json(
+            [_describe_grant(p) | {"changes": c} for p, c in zip(waiting, changes, strict=True)]
+        )
     columns = ("scope", "entry", "epsilon", "delta", "filter", "approvals", "proposed by")
     cells = []
     for proposal in waiting:
@@ -207,6 +213,8 @@ def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> 
         rule = terms.filter.name, terms.approvals
         cells.append((terms.scope, proposal.seq, *amounts, *rule, proposal.principal))
     show_table("grants that wait", columns, cells)
+    for proposal, lines in zip(waiting, changes, strict=True):
+        _print_changes(f"entry {proposal.seq} would change of {proposal.terms.scope}", lines)
 
 
 def approve(
@@ -220,7 +228,18 @@ def approve(
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
     terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
-    _show_grant(open_ledger(ledger).approve(scope, entry, **terms), as_json)
+    book = open_ledger(ledger)
+    before = next((granted for granted in book.scopes() if granted.scope == scope), None)
+    granted = book.approve(scope, entry, **terms)
+    _show_grant(granted, as_json)
+    if not as_json:
+        _print_changes("changed", list_changes(before, granted))
+
+
+def _print_changes(title: str, changes: Sequence[str]) -> None:
+    print(f"{title}:{'' if changes else ' nothing'}")
+    for change in changes:
+        print(f"  {change}")
 
 
 def _read_certifiers(

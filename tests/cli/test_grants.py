@@ -21,6 +21,7 @@ from dpflow.errors import (
     InvalidInput,
 )
 from dpflow.ledger import Ledger, ReleaseKey
+from dpflow.ledger.audit.entry_text import explain_entry
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -69,6 +70,31 @@ def test_grants_that_people_sign(tiny: Tiny, run: Run, tmp_path: Path) -> None:
     report = run("verify", "--json")
     assert report["ok"] and report["self_declared"] == [1]
     assert "self-declared, not signed" in run("verify")
+
+
+def test_an_approver_sees_every_change(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    """Another key in the approver's place, under the approver's name too, and no witness any more: nothing else changed."""
+    names = ("ann", "bob", "nightly")
+    ann, bob, nightly = (run("key", str(tmp_path / n), "--name", n).strip() for n in names)
+    other = run("key", str(tmp_path / "other"), "--name", "bob").strip()
+    words = ["grant", "s", "--epsilon", "2", "--no-table", "--sign", str(tmp_path / "ann")]
+    first = [*words, "--approvals", "2", "--signer", ann, "--signer", bob]
+    run(*first, "--witness", nightly, "--witness-every", "10")
+    run("approve", "s", "2", "--sign", str(tmp_path / "bob"))
+    run(*words, "--signer", ann, "--signer", other, "--witness-every", "0")
+    changes = [
+        f"signer added: {other}",
+        f"signer removed: {bob}",
+        f"witness: {nightly} within 10 charges -> none",
+    ]
+    assert run("proposals", "--json")[0]["changes"] == changes
+    shown = run("proposals")
+    assert all(change in shown for change in changes)
+    told = [explain_entry(e) for e in Ledger(tiny.ledger).history() if e.kind == "propose"]
+    assert "bob+" + bob.split("+")[1] in told[0] and "witness nightly" in told[0]
+    assert "bob+" + other.split("+")[1] in told[1] and "witness" not in told[1]
+    shown = run("approve", "s", "4", "--sign", str(tmp_path / "bob"))
+    assert all(change in shown for change in changes)
 
 
 def test_a_scope_demands_a_witness(tiny: Tiny, run: Run, tmp_path: Path) -> None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.privacy_filters import Filter
 from dpflow.core.contract.question_text import describe_question
 from dpflow.counted import counted
 from dpflow.errors import DpflowError
-from dpflow.ledger.books.records import Entry, stored_json
+from dpflow.ledger.books.records import Entry, Scope, stored_json
 from dpflow.ledger.history.checkpoint import parse_note
 
 
@@ -20,15 +23,64 @@ def explain_entry(entry: Entry) -> str:
         return "cannot be read; run dpflow ledger verify"
 
 
+def explain_terms(rule: Filter, approvals: int) -> str:
+    """The terms of a grant in one line; what it does not have is left out."""
+    terms = [f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"]
+    terms[0] += f", each {rule.period}" if rule.period else ""
+    terms += [f"{approvals} approvals"] if approvals > 1 else []
+    terms += [f"signers {_join_keys(rule.signers)}"] if rule.signers else []
+    if rule.witness:
+        charges = counted(rule.witness.every, "charge")
+        terms.append(f"witness {_join_keys([rule.witness.key])} within {charges}")
+    terms += [f"certified by {_join_keys(rule.certified_by)}"] if rule.certified_by else []
+    return "; ".join(terms)
+
+
+def list_changes(before: Scope | None, after: Scope) -> list[str]:
+    """What a grant changes of the terms in force, keys in full. Of a first grant, all that it has."""
+    changes = []
+    then: dict[str, Any] = {} if before is None else _name_terms(before)
+    for name, value in _name_terms(after).items():
+        former = then.get(name, () if isinstance(value, tuple) else "")
+        if isinstance(value, tuple):
+            added, gone = sorted({*value} - {*former}), sorted({*former} - {*value})
+            changes += [f"{name} added: {key}" for key in added]
+            changes += [f"{name} removed: {key}" for key in gone]
+        elif former != value:
+            changes.append(f"{name}: {former or 'none'} -> {value or 'none'}")
+    return changes
+
+
+def _name_terms(granted: Scope) -> dict[str, str | tuple[str, ...]]:
+    rule = granted.filter
+    witness = rule.witness and f"{rule.witness.key} within {counted(rule.witness.every, 'charge')}"
+    return {
+        "epsilon": exact_text(rule.epsilon),
+        "delta": exact_text(rule.delta),
+        "filter": rule.name,
+        "tail delta": exact_text(rule.tail_delta) if rule.order is not None else "",
+        "period": rule.period or "",
+        "protects": granted.protects + (", in every block" if granted.blocks else ""),
+        "approvals": str(granted.approvals),
+        "signer": rule.signers,
+        "witness": witness or "",
+        "certifier": rule.certified_by,
+        "closed": "yes" if granted.closed else "",
+    }
+
+
+def _join_keys(keys: Iterable[str]) -> str:
+    """Names and numbers: two keys of one name differ."""
+    return ", ".join("+".join(key.split("+")[:2]) for key in keys)
+
+
 def _describe(entry: Entry) -> str:
     body = entry.body
     if entry.kind in ("grant", "propose"):
         rule = Filter.from_json(stored_json(body["filter"]))
-        each = f", each {rule.period}" if rule.period else ""
         signed = "signed" if body.get("signature") else "self-declared"
         approved = f", approves entry {body['proposal']}" if body.get("proposal") else ""
-        amounts = f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}"
-        return f"{amounts}, filter {rule.name}{each}; {signed}{approved}"
+        return f"{explain_terms(rule, body.get('approvals', 1))}; {signed}{approved}"
     if entry.kind in ("reserve", "session"):
         request = stored_json(body["request"])
         task = f", task {body['dag_id']}.{body['task_id']}" if body["dag_id"] else ""
