@@ -440,8 +440,8 @@ def find_alarms(visit: Visit, summaries: Iterable[ScopeSummary]) -> list[tuple[s
     for summary in summaries:
         alarms += _find_scope_alarms(summary)
     for proposal in view.proposals():
-        alarms.append(("proposal", f"A grant for {proposal.terms.scope} by {proposal.principal} waits for a second principal: look at "
-                       f"what it changes (dpflow ledger proposals), then dpflow ledger approve {proposal.terms.scope} {proposal.seq}."))  # fmt: skip
+        alarms.append(("proposal", f"A grant for {proposal.terms.scope} by {proposal.principal} waits for a second principal: "
+                       f"see dpflow ledger proposals, then dpflow ledger approve {proposal.terms.scope} {proposal.seq}."))  # fmt: skip
     return alarms
 
 

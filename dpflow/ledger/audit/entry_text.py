@@ -25,7 +25,9 @@ def explain_entry(entry: Entry) -> str:
 
 def explain_terms(rule: Filter, approvals: int) -> str:
     """The terms of a grant in one line; what it does not have is left out."""
-    terms = [f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"]
+    terms = [
+        f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"
+    ]
     terms[0] += f", each {rule.period}" if rule.period else ""
     terms += [f"{approvals} approvals"] if approvals > 1 else []
     terms += [f"signers {_join_keys(rule.signers)}"] if rule.signers else []

@@ -135,7 +135,9 @@ class Recheck:
         self.entries += 1
         self.head, self.root = entry.hash, entry.root
         try:
-            _require(is_visible(entry.principal), "is by a principal with characters that nobody sees")
+            _require(
+                is_visible(entry.principal), "is by a principal with characters that nobody sees"
+            )
             body = read_body(entry)
             if kind in RESERVED_KINDS:
                 getattr(self, "_apply_" + kind)(entry, body)

@@ -170,7 +170,9 @@ def parse_public_key(text: str) -> tuple[str, bytes]:
     check_key_name(name)
     y = int.from_bytes(key[1:], "little") % 2**255
     if y >= _PRIME or y in _SMALL_ORDER:
-        raise InvalidInput(f"the verifier key of {name} is nobody's: anybody could sign for it; make another")
+        raise InvalidInput(
+            f"the verifier key of {name} is nobody's: anybody could sign for it; make another"
+        )
     return name, key[1:]
 
 
