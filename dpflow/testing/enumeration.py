@@ -184,10 +184,11 @@ def exact_delta(
 
 @lru_cache(maxsize=1024)
 def _list_law(
-    law: Callable[[Fraction, Any], Mapping[int, float]], scale: Fraction, reach: float
+    law: Callable[[Fraction, Any], Mapping[int, float]], top: int, bottom: int, reach: float
 ) -> tuple[tuple[int, float], ...]:
-    """A law as a list. Each path asks for the same few, which have up to thousands of values."""
-    return tuple(law(scale, reach).items())
+    """A law of scale top / bottom as a list; none where it has too many values. Each path asks for the same few."""
+    # Of sigma^2 or a scale: either way there are at least so many values.
+    return () if top > WIDEST**2 * bottom else tuple(law(Fraction(top, bottom), reach).items())
 
 
 def _pick_many(
@@ -197,10 +198,9 @@ def _pick_many(
     size: int,
     source: Enumerator,
 ) -> Any:
-    # Of sigma^2 or a scale: either way there are at least so many values.
-    if math.sqrt(scale) > WIDEST or size > WIDEST:
+    items = _list_law(law, *scale.as_integer_ratio(), reach) if size <= WIDEST else ()
+    if not items:
         raise NotEnumerable(f"{size} numbers of noise at scale {float(scale):.3g} are too many")
-    items = _list_law(law, Fraction(scale), reach)
     return np.array([source.pick_item(items) for _ in range(size)], dtype=np.int64)
 
 

@@ -454,12 +454,12 @@ def _require_rational(value: Fraction, what: str) -> Fraction:
 
 def _check_scale(scale: Fraction, largest: int = MAX_SCALE, what: str = "scale") -> tuple[int, int]:
     """Numerator and denominator of a legal scale: a key that hashes fast."""
-    exact = _require_rational(scale, what)
-    if not 0 < exact <= largest:
+    top, bottom = _require_rational(scale, what).as_integer_ratio()
+    if not 0 < top <= largest * bottom:
         raise InvalidAmount(
             f"{what} must be above 0 and at most 2^{largest.bit_length() - 1}, not {scale}"
         )
-    return exact.numerator, exact.denominator
+    return top, bottom
 
 
 def _check_size(size: int) -> int:

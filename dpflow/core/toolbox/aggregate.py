@@ -151,10 +151,13 @@ class Release:
         """For each measure, the groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
         stop. From released numbers alone; a sum that did is missed once in 10^9 times.
         """
-        stopped = {moment: np.abs(noisy[moment]) >= least for moment, least in self._stops.items()}
+        reached = {moment: np.abs(noisy[moment]) >= least for moment, least in self._stops.items()}
+        # Hardly ever one, and draws are many.
+        stopped = {moment: groups for moment, groups in reached.items() if groups.any()}
         none = np.zeros(len(next(iter(noisy.values()))), bool)
         for m in measures:
-            yield sum((stopped[one] for one in self.query.weights(m) if one in stopped), none)
+            used = self.query.weights(m) if stopped else ()
+            yield sum((stopped[one] for one in used if one in stopped), none)
 
     @cached_property
     def _stops(self) -> dict[Moment, int]:

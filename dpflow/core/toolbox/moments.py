@@ -301,18 +301,19 @@ class Query:
             return totals, [error] * len(totals)
         step = self.table.bounded_column(measure.column).step
         # A quotient of integers is rounded once, as that of fractions.
-        values = [total * step.numerator / step.denominator for total in totals]
+        top, bottom = step.as_integer_ratio()
+        values = [total * top / bottom for total in totals]
         # Far from 0 a double is not the sum: what it is off by, is part of the error.
         errors: list[float | None] = [
-            error if _is_exact(value, total, step) else error + abs(value) * _ROUNDING
+            error if _is_exact(value, total * top, bottom) else error + abs(value) * _ROUNDING
             for value, total in zip(values, totals, strict=True)
         ]
         return values, errors
 
 
-def _is_exact(value: float, total: int, step: Fraction) -> bool:
+def _is_exact(value: float, top: int, bottom: int) -> bool:
     numerator, denominator = value.as_integer_ratio()
-    return numerator * step.denominator == total * step.numerator * denominator
+    return numerator * bottom == top * denominator
 
 
 @dataclass(frozen=True)
