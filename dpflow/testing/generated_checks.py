@@ -21,7 +21,6 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import product
 from typing import Any
 
 from dpflow.core.accounting.events import Event, Unprotected
@@ -79,7 +78,7 @@ from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.sensitivity_audit import statistics_move_as_stated
-from dpflow.testing.work import spent
+from dpflow.testing.work import Made, spent
 
 #: Paths of one enumeration, and of all of them together.
 PATHS, ALL_PATHS = 2_000, 12_000
@@ -170,33 +169,10 @@ def find_violation(
         examples: plans that are compared first; where parameters have no standard names, others are made of them.
         is_whole: look at every case, whatever the effort: a certificate covers ranges only then.
     """
-    coverage = Coverage()
-    tiny = generate_cases(mechanism)
-    sized = {id(case) for case in spread(tiny)[:SIZED_CASES]}
-    # Ranges have a budget of their own: they leave small tables as much work as they had alone.
-    parts = [
-        [_ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases]
-        for cases in ([*_cases_of(mechanism, examples), *tiny], range_cases(mechanism, examples))
-    ]
+    violation, coverage, parts = _search(mechanism, effort, examples, is_whole)
+    if violation is not None:
+        return violation, coverage
     compared = [one for part in parts for one in part]
-    with follow_samplers():
-        for part in parts:
-            begun, before = spent(), coverage.pairs
-
-            def is_over(is_first: bool, begun: float = begun, before: int = before) -> bool:
-                pairs, is_needed = coverage.pairs - before, is_whole and is_first
-                seconds = WHOLE_SECONDS if is_needed else MAX_SECONDS * effort
-                is_spent = spent() > begun + seconds
-                is_spent = is_spent or (pairs >= PAIRS * effort and not is_needed)
-                # Where no run of a mechanism can be followed in time, further cases are no other.
-                return (pairs > 0 and is_spent) or spent() > begun + PATIENCE * seconds
-
-            for depth, case in product(DEPTHS, part):
-                ends = partial(is_over, depth == DEPTHS[0])
-                if ends():
-                    break
-                if (violation := case.compare(depth, ends)) is not None:
-                    return violation, coverage
     followed = [one for one in compared if one.is_followed]
     coverage.cases, coverage.not_followed = len(followed), len(compared) - len(followed)
     coverage.cells = merge_cells(one.case.cells for one in followed)
@@ -204,6 +180,49 @@ def find_violation(
     coverage.ranges = not has_holes(coverage.cells, merge_cells(others))
     coverage.plans = frozenset(digest_cells(one.case.cells) for one in followed)
     return None, coverage
+
+
+def _search(
+    mechanism: Mechanism[Any],
+    effort: float,
+    examples: Sequence[Example] = (),
+    is_whole: bool = False,
+) -> tuple[Violation | None, Coverage, Sequence[Made[_ComparedCase]]]:
+    """As `find_violation`; the coverage counts pairs and paths alone, and cases that no work suffices for are not made."""
+    coverage = Coverage()
+    tiny = generate_cases(mechanism)
+    sized = {id(case) for case in spread(tiny)[:SIZED_CASES]}
+    # Ranges have a budget of their own: they leave small tables as much work as they had alone.
+    parts = [
+        Made(_ComparedCase(mechanism, case, coverage, effort, id(case) in sized) for case in cases)
+        for cases in ([*_cases_of(mechanism, examples), *tiny], range_cases(mechanism, examples))
+    ]
+    with follow_samplers():
+        for part in parts:
+            begun, before = spent(), coverage.pairs
+
+            def is_over(
+                is_first: bool,
+                begun: float = begun,
+                before: int = before,
+                part: Made[_ComparedCase] = part,
+            ) -> bool:
+                pairs, is_needed = coverage.pairs - before, is_whole and is_first
+                seconds = WHOLE_SECONDS if is_needed else MAX_SECONDS * effort
+                # What cases cost to make is no work of comparing them.
+                taken = spent() - begun - part.seconds
+                is_spent = taken > seconds
+                is_spent = is_spent or (pairs >= PAIRS * effort and not is_needed)
+                # Where no run of a mechanism can be followed in time, further cases are no other.
+                return (pairs > 0 and is_spent) or taken > PATIENCE * seconds
+
+            for depth, case in ((depth, case) for depth in DEPTHS for case in part):
+                ends = partial(is_over, depth == DEPTHS[0])
+                if ends():
+                    break
+                if (violation := case.compare(depth, ends)) is not None:
+                    return violation, coverage, parts
+    return None, coverage, parts
 
 
 def _cases_of(mechanism: Mechanism[Any], examples: Sequence[Example]) -> Iterator[Case]:
@@ -378,7 +397,7 @@ def _find_delta(first: Run, second: Run, epsilon: float, delta: float, seconds: 
 
 def guarantee_holds_on_generated_tables(mechanism: Mechanism[Any]) -> None:
     """The guarantee holds on generated declarations, parameters and neighbours."""
-    violation, _ = find_violation(mechanism, harness.effort)
+    violation, *_ = _search(mechanism, harness.effort)
     require(violation is None, str(violation))
 
 

@@ -29,6 +29,7 @@ from dpflow.errors import InvalidInput
 from dpflow.testing.code_constants import Constants, list_constants
 from dpflow.testing.examples import Example, plan_mechanism, standard_parameters
 from dpflow.testing.generated_tables import Case, spread
+from dpflow.testing.work import Made
 
 #: Ends and middles of each range.
 KEYS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 15, 16, 20, 24, 31, 32, 50, 64, 100, 200, 400)
@@ -81,8 +82,54 @@ class _Plan:
 Change = Callable[[_Plan], _Plan]
 
 
-def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> Sequence[Case]:
-    """Plans that hold one after the other, each once.
+class RangeCases(Sequence[Case]):
+    """Plans that hold one after the other, each once, and made when it is reached first."""
+
+    def __init__(self, mechanism: Mechanism[Any], examples: Sequence[Example]) -> None:
+        self._mechanism, self._bases = mechanism, _list_bases(mechanism, examples)
+        axes = _list_axes(mechanism, self._bases) if self._bases else {}
+        self._changes = [*_list_changes(axes)] if self._bases else []
+        self._cases = Made(self._make_cases())
+
+    def __iter__(self) -> Iterator[Case]:
+        return iter(self._cases)
+
+    def __len__(self) -> int:
+        return len([*self._cases])
+
+    def __getitem__(self, place: Any) -> Any:
+        return [*self._cases][place]
+
+    def sample(self, share: float) -> Iterator[Case]:
+        """A share of them, in an order whose beginning has something of each part; the others are not made."""
+        numbered = spread([*enumerate(self._changes)])
+        for number, changes in numbered[: max(1, int(len(numbered) * share))]:
+            if (made := self._make_case(number, changes)) is not None:
+                yield made[0]
+
+    def _make_cases(self) -> Iterator[Case]:
+        seen = set[Any]()
+        for number, changes in enumerate(self._changes):
+            if (made := self._make_case(number, changes)) is not None:
+                case, names = made
+                name = frozenset(case.cells.items()), names
+                if name not in seen:
+                    seen.add(name)
+                    yield case
+
+    def _make_case(self, number: int, changes: Sequence[Change]) -> tuple[Case, object] | None:
+        """On the first base that these changes suit."""
+        for turn in range(len(self._bases)):
+            # The plain plan is the base of single changes; mixed ones take all in turn.
+            place = turn if len(changes) < 3 else number + turn
+            base = self._bases[place % len(self._bases)]
+            if (made := _make_case(self._mechanism, base, changes, number)) is not None:
+                return made
+        return None
+
+
+def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> RangeCases:
+    """The plans of a mechanism.
 
     Args:
         mechanism: an instance.
@@ -90,33 +137,13 @@ def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> 
     """
     global _last
     asked = [mechanism, *examples]
-    if len(asked) != len(_last[0]) or any(map(operator.is_not, asked, _last[0])):
-        _last = asked, [*_make_cases(mechanism, examples)]
+    if _last is None or len(asked) != len(_last[0]) or any(map(operator.is_not, asked, _last[0])):
+        _last = asked, RangeCases(mechanism, examples)
     return _last[1]
 
 
 #: What was asked for last, and its cases: several checks of a mechanism ask one after the other.
-_last: tuple[Sequence[Any], Sequence[Case]] = (), ()
-
-
-def _make_cases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> Iterator[Case]:
-    bases = _list_bases(mechanism, examples)
-    if not bases:
-        return
-    axes = _list_axes(mechanism, bases)
-    seen = set[Any]()
-    for number, changes in enumerate(_list_changes(axes)):
-        for turn in range(len(bases)):
-            # The plain plan is the base of single changes; mixed ones take all in turn.
-            base = bases[(turn if len(changes) < 3 else number + turn) % len(bases)]
-            made = _make_case(mechanism, base, changes, number)
-            if made is not None:
-                case, names = made
-                name = frozenset(case.cells.items()), names
-                if name not in seen:
-                    seen.add(name)
-                    yield case
-                break
+_last: tuple[Sequence[Any], RangeCases] | None = None
 
 
 def _list_bases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> list[_Plan]:

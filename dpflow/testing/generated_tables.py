@@ -189,6 +189,7 @@ def _is_telling(table: Table, relation: str) -> bool:
 
 def spread(items: Sequence[Any]) -> list[Any]:
     """The same items in an order whose beginning has something of each part."""
+    items = [*items]
     stride = max(1, round(len(items) * 0.618))
     while math.gcd(stride, max(len(items), 1)) != 1:
         stride += 1

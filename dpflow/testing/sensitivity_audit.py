@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, Literal
 from unittest import mock
 
@@ -49,7 +50,7 @@ from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.release_checks import list_pairs
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.session_checks import MemorySession, Pick, neighbouring_sides
-from dpflow.testing.work import spent
+from dpflow.testing.work import Made, spent
 
 #: From the best to the worst: every sensitivity is a request's; some are declared, and tested; or some sampler was
 #: called with arithmetic of the mechanism's own.
@@ -309,13 +310,14 @@ def check_moves(
     tiny = [*generate_cases(mechanism)[:most]]
     sized = {id(case) for case in spread(tiny)[:SIZED]}
     by_hand = [Case(one.table, one.params, {}) for one in examples if not tiny]
-    ranges = range_cases(mechanism, examples)
-    ranges = spread(ranges)[: max(1, int(len(ranges) * min(1.0, 8 * effort)))]
-    # What cases cost to make is no work of comparing them.
-    end = spent() + SECONDS * effort
+    cases = range_cases(mechanism, examples)
+    ranges = Made(spread(cases) if 8 * effort >= 1 else cases.sample(8 * effort))
+    begun = spent()
     with watch_doors():
-        for number, case in enumerate([*tiny, *by_hand, *ranges]):
-            if (pairs > HOPELESS and not comparable) or spent() > end:
+        for number, case in enumerate(chain(tiny, by_hand, ranges)):
+            # What cases cost to make is no work of comparing them.
+            taken = spent() - begun - ranges.seconds
+            if (pairs > HOPELESS and not comparable) or taken > SECONDS * effort:
                 break
             params, _ = plan_mechanism(mechanism, case.table, case.params)
             request = mechanism.data_request(params, case.table)

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from itertools import islice
+from typing import Any, Generic, TypeVar
 from unittest import mock
 
 from dpflow.core.contract.interactive import InteractiveMechanism
@@ -20,6 +21,8 @@ from dpflow.testing.harness import StreamSource
 
 #: Nominal seconds of one function call, and of one number that is followed or enumerated.
 CALL, NUMBER = 5e-7, 2e-5
+
+T = TypeVar("T")
 
 _work: float | None = None
 
@@ -34,6 +37,24 @@ def add_work(numbers: float) -> None:
     global _work
     if _work is not None:
         _work += NUMBER * numbers
+
+
+class Made(Generic[T]):
+    """Items, each made when it is reached first; ``seconds`` says what making them has cost so far."""
+
+    def __init__(self, items: Iterable[T]) -> None:
+        self._rest, self._made, self.seconds = iter(items), list[T](), 0.0
+
+    def __iter__(self) -> Iterator[T]:
+        yield from self._made
+        while True:
+            begun = spent()
+            made = list(islice(self._rest, 1))
+            self.seconds += spent() - begun
+            if not made:
+                return
+            self._made += made
+            yield made[0]
 
 
 @contextmanager
