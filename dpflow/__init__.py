@@ -81,6 +81,7 @@ if TYPE_CHECKING:
     from dpflow.errors import TableInterrupted as TableInterrupted
     from dpflow.errors import TableUnreadable as TableUnreadable
     from dpflow.errors import UnexpectedFailure as UnexpectedFailure
+    from dpflow.errors import UnfitColumn as UnfitColumn
     from dpflow.errors import UnknownName as UnknownName
     from dpflow.errors import WitnessBehind as WitnessBehind
     from dpflow.hookspecs import hookimpl as hookimpl
@@ -165,6 +166,7 @@ _MODULES = {
     "LedgerUnavailable": "dpflow.errors",
     "TableError": "dpflow.errors",
     "TableUnreadable": "dpflow.errors",
+    "UnfitColumn": "dpflow.errors",
     "TableBusy": "dpflow.errors",
     "TableInterrupted": "dpflow.errors",
     "QueryStopped": "dpflow.errors",

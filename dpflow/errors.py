@@ -22,6 +22,7 @@
     │       └── WitnessBehind     a scope demands a newer checkpoint of its witness                 (retryable)
     ├── TableError                a private or published table
     │   ├── TableUnreadable       missing, not DuckDB, a column missing, a type that cannot be used
+    │   │   └── UnfitColumn       a column whose type is none of numbers, where a number is asked for
     │   ├── TableBusy             another process is writing the file                               (retryable)
     │   ├── TableInterrupted      what read the table was cancelled before it had answered              (retryable)
     │   ├── QueryStopped          SQL over released rows took too long, or too much memory         (retryable)
@@ -266,6 +267,13 @@ class TableUnreadable(TableError):
     """The file is missing, is not DuckDB, or lacks what the declaration names.
 
     Correct the file or the declaration. A retry cannot help before that.
+    """
+
+
+class UnfitColumn(TableUnreadable):
+    """A column is asked for numbers, and its type has none, such as the largest of texts.
+
+    Ask for another column; a retry cannot help. Before a charge it is a `PlanRefused`.
     """
 
 

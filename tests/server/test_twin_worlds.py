@@ -206,6 +206,21 @@ def spoil(text: str, draw: random.Random) -> str:
     return text[:at] + odd + text[draw.choice([at, at, end]) :]
 
 
+def test_a_column_without_numbers_is_the_clients_mistake(twins: list[Any]) -> None:
+    """The largest of texts was a job that ended in 500, as if the owner had to repair the table."""
+    query = {"query": "SELECT MAX(city) AS m FROM visits", "options": {"epsilon": "0.1"}}
+    params = {"column": "city", "epsilon": "0.1"}
+    quantile = RELEASE | {"name": "q", "mechanism": "quantile", "params": params}
+    for door, body in (
+        ("explain", query),
+        ("sql", query),
+        ("plan", quantile),
+        ("release", quantile),
+    ):
+        answer = settle(twins[0], door, body)
+        assert answer.status_code == 422 and "'city' is a VARCHAR" in answer.json()["message"], door
+
+
 @pytest.mark.parametrize("number", [30, pytest.param(3_000, marks=pytest.mark.slow)])
 def test_whatever_is_asked_in_sql_is_planned_or_refused_alike(
     twins: list[Any], number: int, caplog: pytest.LogCaptureFixture

@@ -10,7 +10,7 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupEstimates
 from dpflow.engine.releases.own_histogram import histogram_request
 from dpflow.engine.releases.plan import Plan
-from dpflow.errors import PlanRefused
+from dpflow.errors import PlanRefused, UnfitColumn
 from dpflow.tables.private import PrivateTable
 
 
@@ -18,11 +18,21 @@ def check_source(plan: Plan, private: PrivateTable) -> None:
     """Check a release's request, or of a session all that its questions may read.
 
     Raises:
-        TableUnreadable: file, relation or column missing, or a type that cannot be used.
+        TableUnreadable: file, relation or column missing, or a type that cannot be used by anyone.
         TableBusy: the source cannot be opened now.
         PlanRefused, UnknownName: the plan does not fit the declaration or the types.
         NotSealed: blocks are sealed, and the place for them cannot be used.
     """
+    try:
+        _check_requests(plan, private)
+    except UnfitColumn as error:
+        problem = str(error)
+    else:
+        return
+    raise PlanRefused(problem)
+
+
+def _check_requests(plan: Plan, private: PrivateTable) -> None:
     mechanism, blocks = plan.mechanism, plan.request.blocks
     if isinstance(mechanism, Mechanism):
         _check_grids(plan, private)

@@ -14,7 +14,7 @@ from fractions import Fraction
 from typing import Any
 
 from dpflow.core.contract.columns import Column
-from dpflow.errors import PlanRefused, TableUnreadable, UnknownName
+from dpflow.errors import PlanRefused, TableUnreadable, UnfitColumn, UnknownName
 from dpflow.tables.access.arithmetic import (
     BIGINT,
     DUCKDB,
@@ -258,9 +258,9 @@ def key_as_text(column: Field, value: str) -> str:
 
 
 def check_value(column: Field) -> None:
-    """Raises `TableUnreadable` unless the column's type can be read as a number."""
+    """Raises `UnfitColumn` unless the column's type can be read as a number."""
     if column.kind not in _VALUES:
-        raise TableUnreadable(
+        raise UnfitColumn(
             f"column {column.name!r} is a {column.kind.upper()} and cannot be a value; use a number, DATE, TIMESTAMP or "
             f"BOOLEAN column"
         )

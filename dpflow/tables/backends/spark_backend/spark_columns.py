@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
-from dpflow.errors import PlanRefused, TableUnreadable
+from dpflow.errors import PlanRefused, TableUnreadable, UnfitColumn
 from dpflow.tables.access.arithmetic import (
     BIGINT,
     RANGES,
@@ -312,7 +312,7 @@ def require_read(field: Field) -> None:
 def _require_value(field: Field) -> None:
     require_read(field)
     if field.kind not in _VALUES:
-        raise TableUnreadable(
+        raise UnfitColumn(
             f"column {field.name!r} is a {field.type.upper()} and cannot be a value on Spark; use a number, DATE, TIMESTAMP "
             f"or BOOLEAN column"
         )
