@@ -13,7 +13,7 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import walk_own
+from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, walk_own
 
 #: Aggregates of one argument that fail on some numbers. Over a list they are functions, which TRY takes.
 _FAILING_AGGREGATES = {
@@ -104,15 +104,11 @@ class _Guard:
             return _replace_children(node, self._guard)
         return self._guard(node)
 
-    def _is_aggregate(self, node: Any) -> bool:
-        named = isinstance(node, exp.Anonymous) and node.name.casefold() in self._aggregates
-        return named or isinstance(node, exp.AggFunc | exp.WithinGroup)
-
     def _is_special(self, node: Any) -> bool:
         """Whether TRY does not take an expression."""
         is_call = isinstance(node, exp.Window | exp.Filter | exp.IgnoreNulls | exp.RespectNulls)
         is_query = isinstance(node, exp.Query) or _holds_rows(node)
-        return is_call or is_query or self._is_aggregate(node)
+        return is_call or is_query or is_aggregate(node, self._aggregates)
 
     def _guard(self, node: Any) -> Any:
         """An expression that is NULL where it fails."""
@@ -152,7 +148,7 @@ class _Guard:
         """A call, or query in brackets, whose own operands are guarded."""
         if isinstance(node, exp.Query):
             return self._keep_one(node)
-        if not (isinstance(node, exp.Window | exp.Filter) or self._is_aggregate(node)):
+        if not (isinstance(node, exp.Window | exp.Filter) or is_aggregate(node, self._aggregates)):
             tested = node.this if isinstance(node, exp.In) else None
 
             def guard(part: Any) -> Any:
@@ -174,7 +170,7 @@ class _Guard:
         """An operand of an aggregate; its own clauses, as ORDER BY, hold expressions."""
         if isinstance(part, _STRUCTURE):
             return _replace_children(part, self._guard_operand)
-        if self._is_aggregate(part):
+        if is_aggregate(part, self._aggregates):
             return _replace_children(part, self._guard_operand)
         return self._guard(part)
 

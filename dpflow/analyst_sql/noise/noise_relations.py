@@ -492,7 +492,7 @@ class SelectSources(ABC):
         return combine([], self._released.everything)
 
     def _find_cell(self, part: Any) -> Source | None:
-        if not isinstance(part, exp.Column) or self._groups is not None:
+        if not isinstance(part, exp.Column):
             return None
         matches = self._list_columns(part.table.casefold(), part.name)
         return matches[0].cell if len(matches) == 1 else None

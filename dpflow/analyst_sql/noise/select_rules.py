@@ -26,7 +26,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     SelectSources,
     Shape,
 )
-from dpflow.analyst_sql.parse.parsed_parts import strip_alias, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, strip_alias, walk_own
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -66,7 +66,8 @@ class SelectRules(SelectSources):
             # How many rows each becomes.
             if _repeats_rows(item):
                 self._choose(one)
-        cells = [self._find_cell(strip_alias(item)) for item in items]
+        is_grouped = self._groups is not None
+        cells = [None if is_grouped else self._find_cell(strip_alias(item)) for item in items]
         self._filter("qualify")
         distinct = select.args.get("distinct")
         if distinct is not None and distinct.args.get("on") is not None:
@@ -94,7 +95,7 @@ class SelectRules(SelectSources):
         # A column that DuckDB names is not referred to.
         names = [item.alias_or_name or f"?{n}" for n, item in enumerate(items)]
         columns = [NoisyColumn(*one) for one in zip(names, noise, cells)]
-        is_bare = self._groups is None and self._release is not None
+        is_bare = not is_grouped and self._release is not None
         return Shape(
             columns,
             self._chosen,
@@ -198,16 +199,9 @@ class SelectRules(SelectSources):
             return any(map(self._has_aggregate, inner))
         if isinstance(part, exp.Query):
             return False
-        if self._is_aggregate(part):
+        if is_aggregate(part, self._released.aggregate_names):
             return True
         return any(map(self._has_aggregate, part.iter_expressions()))
-
-    def _is_aggregate(self, part: Any) -> bool:
-        named = (
-            isinstance(part, exp.Anonymous)
-            and part.name.casefold() in self._released.aggregate_names
-        )
-        return named or isinstance(part, exp.AggFunc | exp.WithinGroup)
 
     def _find_order_key(
         self, key: Any, items: Sequence[Any], noise: Sequence[Known]
@@ -239,7 +233,7 @@ class SelectRules(SelectSources):
             return self._find_subquery(part)
         if isinstance(part, (exp.Exists | exp.In | exp.Any | exp.All, exp.Lambda)):
             return self._find_set(part)
-        if isinstance(part, exp.Filter) or self._is_aggregate(part):
+        if isinstance(part, exp.Filter) or is_aggregate(part, self._released.aggregate_names):
             return self._find_aggregate(part)
         self._released.count_step()
         operands = [(node, self.find(node)) for node in _list_operands(part)]
@@ -402,11 +396,7 @@ class SelectRules(SelectSources):
 
     def _find_width(self, value: Any) -> Callable[[Any], tuple[Any, Any]] | None:
         """How far a sum of a release's own numbers may be, each of which is in it once."""
-        groups, self._groups = self._groups, None
-        try:
-            cell = self._find_cell(value)
-        finally:
-            self._groups = groups
+        cell = self._find_cell(value)
         if cell is None or self._release is None or cell[0] != self._release:
             return None
         return self._released.make_sum_width(cell)

@@ -30,6 +30,12 @@ def walk_own(select: Any, *clauses: str) -> Iterator[Any]:
             yield from part.walk(prune=lambda one: isinstance(one, exp.Query))
 
 
+def is_aggregate(part: Any, names: frozenset[str]) -> bool:
+    """Whether a part is a call of an aggregate, some of which are known by their names in lower case alone."""
+    is_named = isinstance(part, exp.Anonymous) and part.name.casefold() in names
+    return is_named or isinstance(part, exp.AggFunc | exp.WithinGroup)
+
+
 def strip_brackets(parsed: Any) -> Any:
     """What stands inside of brackets."""
     while isinstance(parsed, exp.Paren):
