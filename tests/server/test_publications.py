@@ -204,3 +204,6 @@ def test_a_run_of_the_future_is_not_the_latest_for_ever(tmp_path: Path) -> None:
                 later = published.released_at + dt.timedelta(days=400)
         day = replace(published, run="ann/team_a_x/t/2028-01-01T00:00:00", released_at=later)
         assert find_latest([published, day]) == [day]
+        # Times are whole seconds: of one name the later charge is the latest.
+        again, other = replace(published, release_id="later"), replace(published, release="other")
+        assert find_latest([published, other, again]) == [again, other]

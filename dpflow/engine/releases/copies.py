@@ -100,11 +100,16 @@ def encode_results(releases: Sequence[PublishedRelease], kind: str) -> bytes:
 
 
 def find_latest(releases: Sequence[PublishedRelease]) -> list[PublishedRelease]:
-    """The results of the latest interval, or the one settled last where runs have none."""
+    """The results of the latest interval, or the one settled last where runs have none.
+
+    Args:
+        releases: in the order of their charges: of two of one name that were settled in one second the later one counts.
+    """
     if not releases:
         return []
     newest = max(map(_find_moment, releases))
-    return [release for release in releases if _find_moment(release) == newest]
+    found = [release for release in releases if _find_moment(release) == newest]
+    return found if newest[0] else [*{one.release: one for one in found}.values()]
 
 
 def _find_moment(release: PublishedRelease) -> tuple[bool, dt.datetime]:

@@ -37,10 +37,14 @@ _BESIDE = (
 )
 #: Rows of the latest interval, or of the last release where none has an interval: an answer that somebody asked by hand has
 #: none, and takes no run's place. Of two answers for one interval, such as those of two blocks, both are the latest.
+_LATEST = "interval_start IS NOT DISTINCT FROM (SELECT max(interval_start) FROM {runs}) AND (interval_start IS NOT NULL OR "
+#: Of published releases. Times are whole seconds: of two releases of one name in a second, one is the last.
 LATEST = (
-    "interval_start IS NOT DISTINCT FROM (SELECT max(interval_start) FROM {runs}) "
-    "AND (interval_start IS NOT NULL OR released_at = (SELECT max(released_at) FROM {runs}))"
+    f"{_LATEST}released_at = (SELECT max(released_at) FROM {{runs}}) AND release_id = (SELECT max(other.release_id) "
+    f"FROM {{runs}} AS other WHERE other.release = {{runs}}.release AND other.released_at = {{runs}}.released_at))"
 )
+#: Of named answers, which are counted as they are written.
+_LATEST_ANSWER = f"{_LATEST}position = (SELECT position FROM {{runs}} ORDER BY released_at DESC, position DESC LIMIT 1))"
 _TYPES = (*("BIGINT", "HUGEINT", "DOUBLE", "DECIMAL", "VARCHAR", "BOOLEAN", "DATE", "TIMESTAMP"),)
 
 
@@ -116,7 +120,7 @@ def publish_view(
             connection.execute(f"CREATE OR REPLACE TABLE {rows} (block VARCHAR, run VARCHAR)")
             connection.execute(
                 f"CREATE OR REPLACE TABLE {runs} (block VARCHAR, run VARCHAR, interval_start TIMESTAMP, "
-                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR)"
+                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT)"
             )
         _require_own_run(connection, database, name, about)
         if stored != before:
@@ -137,11 +141,23 @@ def publish_view(
         held = dict(zip(taken, about.confidences))
         confidences = [held.get(place, 0) for place in range(len(stored))]
         # Also by a stored answer that is older: what stands there may be another query's.
+        (position,) = connection.execute(
+            f"SELECT coalesce(max(position) FILTER (block = ? AND run = ? AND released_at = ?), max(position) + 1, 1) FROM {runs}",
+            [*key, about.released_at],
+        ).fetchall()[0]
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(
-            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?, ?)",
-            [*key, about.interval, about.released_at, confidences, about.chosen, about.source],
+            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            [
+                *key,
+                about.interval,
+                about.released_at,
+                confidences,
+                about.chosen,
+                about.source,
+                position,
+            ],
         )
         if columns[0][2]:
             listed = [
@@ -302,7 +318,7 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
     columns += [(column, column, kind) for column, kind in kinds.items() if column not in taken]
     source = f"{rows} AS own JOIN {runs} USING (block, run)"
     if name.casefold() != view.casefold():
-        source += f" WHERE {LATEST.format(runs=runs)}"
+        source += f" WHERE {_LATEST_ANSWER.format(runs=runs)}"
     about = connection.execute(f"SELECT confidences, chosen FROM {runs}").fetchall()
     listed = [list(one) if _are_confidences(one, len(own)) else [0] * len(own) for one, _ in about]
     chosen = not all(chosen is False for _, chosen in about)
@@ -358,7 +374,7 @@ def _create_views(
     listed = [f"c{i} AS {sql.quote_name(column)}" for i, column in enumerate(columns)]
     # A column of the query's own has its name.
     listed += [column for column in _ABOUT if column not in taken]
-    for view, condition in zip(names, ("TRUE", LATEST.format(runs=runs)), strict=True):
+    for view, condition in zip(names, ("TRUE", _LATEST_ANSWER.format(runs=runs)), strict=True):
         connection.execute(
             f"CREATE OR REPLACE VIEW {sql.quote_name(view)} AS SELECT {', '.join(listed)} "
             f"FROM {rows} JOIN {runs} USING (block, run) WHERE {condition}"

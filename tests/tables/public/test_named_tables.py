@@ -184,3 +184,14 @@ def test_a_held_file_is_told_before_anything_is_charged(tmp_path: Path) -> None:
             require_free_name(file, "answer", deadline=0.05)
         process.stdin.close()
     require_free_name(file, "answer")
+
+
+def test_of_one_second_the_last_is_the_latest(tmp_path: Path) -> None:
+    """Times are whole seconds, and a fast script publishes several answers in one: both were the latest, and sums doubled."""
+    file = tmp_path / "out.duckdb"
+    for day in (1, 2, 3):
+        put(file, AnswerRun(f"2026-01-0{day}", "", moment(1)), (day, "Oslo"), (day, "Rome"))
+        assert [row[0] for row in read(file, "answer_latest")] == [day, day]
+    # Asked again it is as old as it was.
+    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
+    assert [row[0] for row in read(file, "answer_latest")] == [3, 3]
