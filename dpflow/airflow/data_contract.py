@@ -100,6 +100,7 @@ class DataContractOperator(RequestTask):
             answer: Any = self.ask_service(context, client)
             return dict(answer)
         from dpflow.quality.contract_run import run_contract
+        from dpflow.quality.verdicts import PASSING
 
         blocks = self.list_blocks()
         contract = self.read_contract(context)
@@ -118,7 +119,7 @@ class DataContractOperator(RequestTask):
         table = contract.load_declaration()
         columns = {one.name: one.column or "" for one in contract.checks}
         columns |= {one.name: one.column for one in contract.drift}
-        passing = {"kept", "undecided"} if contract.undecided == "pass" else {"kept"}
+        passing = PASSING | ({"undecided"} if contract.undecided == "pass" else set())
         assertions = (
             (one.name, one.kind, columns.get(one.name, ""), one.summary, one.verdict in passing)
             for one in outcome.checks

@@ -68,7 +68,8 @@ class ContractOutcome:
         """In words, with the number of checks that noise left undecided."""
         undecided = sum(check.verdict == "undecided" for check in self.checks)
         beside = f", {undecided} of {len(self.checks)} checks undecided" if undecided else ""
-        return f"{'kept' if self.passed else 'not kept'}{beside}"
+        word = "quiet" if self.mode == "watch" else "kept"
+        return f"{'' if self.passed else 'not '}{word}{beside}"
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object: what the operator returns."""
@@ -106,7 +107,7 @@ class ContractOutcome:
                 f"the rows of {where} do not satisfy {promise}; let the table's owner look at them"
             )
         parts = []
-        for verdict in ("violated", "undecided"):
+        for verdict in ("violated", "alarm", "undecided"):
             if names := [one.name for one in self.checks if one.verdict == verdict]:
                 parts.append(f"{verdict}: {', '.join(names)}")
         advice = "let the table's owner look at the rows"

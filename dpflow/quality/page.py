@@ -10,10 +10,10 @@ from dpflow.html_page import begin_page
 if TYPE_CHECKING:
     from dpflow.quality.contract_run import ContractOutcome
 
-_STYLE = """  .kept { color: #00703c; } .violated { color: #c5303c; font-weight: bold; }
+_STYLE = """  .kept, .quiet { color: #00703c; } .violated, .alarm { color: #c5303c; font-weight: bold; }
   .undecided { color: #9a6700; font-weight: bold; }
   @media (prefers-color-scheme: dark) {
-    .kept { color: #5fd38d; } .violated { color: #ff8080; } .undecided { color: #e8b339; }
+    .kept, .quiet { color: #5fd38d; } .violated, .alarm { color: #ff8080; } .undecided { color: #e8b339; }
   }
 """
 #: What the numbers of a mode are.

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 from dpflow.extras import require_extra
+from dpflow.quality.verdicts import PASSING
 
 with require_extra("quality", "a data contract"):
     import pandas as pd
@@ -71,7 +72,7 @@ class ExpectReleased(BatchExpectation):  # type: ignore[misc]
     ) -> dict[str, Any]:
         outcome = metrics[METRIC]
         verdict = outcome["verdict"]
-        kept = verdict == "kept" or (verdict == "undecided" and self.undecided == "pass")
+        kept = verdict in PASSING or (verdict == "undecided" and self.undecided == "pass")
         return {
             "success": kept,
             "result": {"observed_value": describe_evidence(outcome), "details": outcome},

@@ -21,7 +21,9 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.mechanisms.check_rows import moment_label
 from dpflow.quality.contract_file import Contract, DriftCheck
 
-Verdict = Literal["kept", "violated", "undecided"]
+Verdict = Literal["kept", "violated", "undecided", "quiet", "alarm"]
+#: Verdicts of checks that pass.
+PASSING = frozenset[str](("kept", "quiet"))
 
 
 @dataclass(frozen=True)
@@ -31,7 +33,8 @@ class CheckOutcome:
     Attributes:
         name, kind: of the check.
         summary: what is asked, in words.
-        verdict: ``kept``, ``violated`` or ``undecided``.
+        verdict: ``kept``, ``violated`` or ``undecided``; of mode watch ``quiet``, which proves nothing within twice its
+            margin, or ``alarm``.
         excess: the released excess: how far beyond the bound, in the check's own unit (rows, for a
             share). None where only a verdict leaves, or where the release answered none.
         half_width: its error, which noise exceeds with no more than 1 - confidence.
@@ -173,5 +176,5 @@ def shares_of(result: Result) -> dict[str, float] | None:
 
 def all_pass(outcomes: Sequence[CheckOutcome], undecided: str) -> bool:
     """Whether a contract is kept: no check is violated, and none is undecided unless that passes."""
-    passing = {"kept"} | ({"undecided"} if undecided == "pass" else set())
+    passing = PASSING | ({"undecided"} if undecided == "pass" else set())
     return all(outcome.verdict in passing for outcome in outcomes)

@@ -53,7 +53,7 @@ References: TypeAlias = Mapping[str, Result] | None
 #: Bounds that one session takes.
 MOST_CHECKS = 100
 #: What a session's answer says of a check; one that answered none tells nothing.
-VERDICTS: dict[str, Verdict] = {"quiet": "kept", "alarm": "violated"}
+VERDICTS: tuple[Verdict, ...] = ("quiet", "alarm")
 TOO_LATE = "an alarm closed the session of this block; ask blocks in their order"
 
 
@@ -289,10 +289,10 @@ class Watch:
             for one in checks:
                 asked.add(verdict := self._ask(one.name, block, blocks))
                 # One key is enough, and the next alarm would cost another session.
-                if verdict == "violated":
+                if verdict == "alarm":
                     break
-        worst: Verdict = "kept"
-        for verdict in ("undecided", "violated"):
+        worst: Verdict = "quiet"
+        for verdict in ("undecided", "alarm"):
             worst = verdict if verdict in asked else worst
         return worst
 
@@ -322,7 +322,8 @@ class Watch:
             self._note_session(session)
             if answer["verdict"] not in VERDICTS:
                 self._why_not = "the session could not read the rows"
-            return VERDICTS.get(str(answer["verdict"]), "undecided")
+            told = {str(verdict): verdict for verdict in VERDICTS}
+            return told.get(str(answer["verdict"]), "undecided")
 
     def _open_session(self, blocks: Sequence[str], first: str, number: int) -> Session:
         """Charge a session whole, or go on with it."""

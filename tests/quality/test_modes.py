@@ -343,7 +343,7 @@ def test_an_alarm_opens_another_paid_session(world: World) -> None:
     """
     world.fill(delay="170")
     broken = watch(world, "2020-01-02")
-    assert verdicts(broken) == {"late": "violated", "keys": "kept", "many": "kept"}
+    assert verdicts(broken) == {"late": "alarm", "keys": "quiet", "many": "quiet"}
     assert (world.spent(), world.spent("2020-01-02")) == ("40", "80")
     assert watch(world, "2020-01-02").to_json() == broken.to_json()
     assert watch(world, "2020-01-03").passed
@@ -366,10 +366,10 @@ def test_an_alarm_is_told_where_another_session_cannot_be_paid(world: World) -> 
     world.fill(delay="170")
     day = "2020-01-02"
     broken = watch(world, day, epsilon="60")
-    assert verdicts(broken) == {"late": "violated", "keys": "undecided", "many": "undecided"}
+    assert verdicts(broken) == {"late": "alarm", "keys": "undecided", "many": "undecided"}
     assert not broken.passed and world.spent(day) == "60"
     with pytest.raises(
-        ContractViolated, match="violated: late.*keys, many: after an alarm .*cannot pay"
+        ContractViolated, match="alarm: late.*keys, many: after an alarm .*cannot pay"
     ):
         broken.require_passed()
     assert watch(world, day, epsilon="60").to_json() == broken.to_json()
