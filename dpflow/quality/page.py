@@ -21,7 +21,7 @@ EXPLANATIONS = {
     "public": "From the file's catalogue; no row was read.",
     "trusted": "One bit, computed from the rows and not charged: for those who may see the rows.",
     "metered": "Numbers are noisy and were paid for; verdicts follow from them alone.",
-    "watch": "Verdicts are noisy answers of a session that was paid when it was opened.",
+    "watch": "Noisy answers of a session that was paid when it was opened; quiet does not prove that a check is kept.",
 }
 
 

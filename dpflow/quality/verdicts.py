@@ -4,6 +4,8 @@ A metered check's excess E (`dpflow.core.toolbox.row_checks`) is known up to noi
 is within ``half_width`` of it, except with probability 1 - confidence. So it is *violated* if even
 the least possible excess is above 0, *kept* if even the largest is not, and *undecided* between. The
 error is stated with it. Nothing here reads rows: deciding is post-processing of what was paid.
+
+A watch's check is *quiet* or *alarm*, which proves neither: up to twice the margin may be hidden.
 """
 
 from __future__ import annotations
@@ -35,10 +37,11 @@ class CheckOutcome:
         summary: what is asked, in words.
         verdict: ``kept``, ``violated`` or ``undecided``; of mode watch ``quiet``, which proves nothing within twice its
             margin, or ``alarm``.
-        excess: the released excess: how far beyond the bound, in the check's own unit (rows, for a
-            share). None where only a verdict leaves, or where the release answered none.
+        excess: the released excess: how far beyond the bound; for a share or a quantile in rows, for others
+            in the unit of the bound. None where only a verdict leaves, or where nothing bounds it.
         half_width: its error, which noise exceeds with no more than 1 - confidence.
-        estimate: what the released numbers say of the quantity itself, if they do.
+        estimate: what the released numbers say of the quantity itself. None where they do not: for a
+            quantile they count the rows beyond its bound.
         why_undecided: where it is not the noise that hides it.
     """
 
@@ -82,19 +85,31 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
         failure = float(1 - contract.confidence) / len(moments)
         tails = {m: float(release.noises[m].half_width(failure)) for m in moments}
         value, width = float(excess.evaluate(moments)), excess.half_width(tails)
+        verdict = decide_excess(value, width)
         estimate = _estimate(check, moments, tails, release.query.columns, plan)
+        shown: tuple[float | None, float | None] = (value, width)
+        if check.check == "mean":
+            (counted,) = (moment for moment in moments if moment[0] != "sum")
+            shown = _divide_excess(value, width, moments[counted], tails[counted])
         outcomes.append(
-            CheckOutcome(
-                check.name,
-                check.check,
-                check.summary,
-                decide_excess(value, width),
-                value,
-                width,
-                estimate,
-            )
+            CheckOutcome(check.name, check.check, check.summary, verdict, *shown, estimate)
         )
     return outcomes
+
+
+def _divide_excess(
+    excess: float, width: float, number: int, tail: float
+) -> tuple[float, float] | tuple[None, None]:
+    """The middle and half-width of all quotients of an excess of sums and of the number that they are over, each as far off as
+    noise may be: an excess of the mean. None where that number may be 0.
+    """
+    if number <= tail:
+        return None, None
+    quotients = [
+        (excess + sign * width) / (number + far) for sign in (-1, 1) for far in (-tail, tail)
+    ]
+    low, high = min(quotients), max(quotients)
+    return (low + high) / 2, (high - low) / 2
 
 
 def _estimate(
@@ -104,7 +119,9 @@ def _estimate(
     columns: Mapping[str, CentredColumn],
     plan: Plan,
 ) -> float | None:
-    """The share, mean or number itself; None where the number that it is divided by may be 0."""
+    """The share, mean or number itself; None for a quantile, and where the number that it is divided by may be 0."""
+    if check.check == "quantile":
+        return None
     if check.check in ("rows", "units"):
         return float(moments[check.check, ""])
     if check.check == "freshness":
@@ -125,7 +142,6 @@ def _estimate(
         low, high = (float(bound) for bound in (column.lower or 0, column.upper or 0))
         mean = float(column.step) * (total / number + columns[name].centre)
         return min(max(mean, low), high)
-    # Of a quantile, the share beyond the bound.
     return min(max(total / number, 0.0), 1.0)
 
 

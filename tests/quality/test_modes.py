@@ -38,7 +38,8 @@ from dpflow.quality import Contract, run_contract
 from dpflow.quality.contract_file import list_period
 from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.suggest import suggest_bounds
-from dpflow.quality.verdicts import decide_excess, judge_checks
+from dpflow.quality.released_expectations import describe_evidence
+from dpflow.quality.verdicts import _divide_excess, decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
@@ -136,6 +137,34 @@ def test_all_is_charged_or_nothing(world: World) -> None:
     world.fill(carrier="'UA'")
     moved = world.run("2020-01-02", drift=[drift | {"epsilon": "40"}])
     assert verdicts(moved)["mix"] == "violated"
+
+
+def test_numbers_beside_a_verdict_are_in_the_unit_of_its_bound(world: World) -> None:
+    """A mean's excess is of the mean, at every sum and number that noise leaves possible; a quantile has no estimate."""
+    checks = [
+        {"name": "mean", "check": "mean", "column": "delay", "at_most": "100"},
+        {"name": "middle", "check": "quantile", "column": "delay", "p": "0.5", "at_most": "100"},
+    ]
+    mean, middle = world.run(checks=checks).checks
+    assert mean.verdict == middle.verdict == "kept"
+    assert middle.estimate is None and middle.excess is not None
+    assert mean.estimate is not None and mean.excess is not None and mean.half_width is not None
+    assert abs(mean.estimate - 100 - mean.excess) <= mean.half_width < 100
+    assert -180 < mean.excess - mean.half_width and mean.excess + mean.half_width <= 0
+    assert "estimate" not in describe_evidence(middle.to_json())
+
+
+@pytest.mark.parametrize("excess", [-240_000.0, -900.0, 0.0, 900.0, 240_000.0])
+def test_a_quotient_of_noisy_numbers_holds_all_that_is_possible(excess: float) -> None:
+    """And says what the verdict says; a number that may be 0 bounds nothing."""
+    width, number, tail = 957.0, 6_000, 40.0
+    middle, half = _divide_excess(excess, width, number, tail)
+    assert middle is not None and half is not None
+    for total in (excess - width, excess, excess + width):
+        for rows in (number - tail, number, number + tail):
+            assert middle - half - 1e-9 <= total / rows <= middle + half + 1e-9
+    assert decide_excess(middle, half) == decide_excess(excess, width)
+    assert _divide_excess(excess, width, 40, 40.0) == (None, None)
 
 
 def test_what_noise_hides_is_undecided(world: World) -> None:
@@ -332,7 +361,10 @@ def test_a_plan_states_the_noise_that_its_scope_holds(tmp_path: Path) -> None:
 def test_a_watch_is_paid_whole_when_it_is_opened(world: World) -> None:
     """Every day of the month is charged once, whatever is asked; quiet days add nothing."""
     for day in (DAY, DAY, "2020-01-03"):
-        assert watch(world, day).passed
+        outcome = watch(world, day)
+        # Up to twice the margin may be hidden: it is never said to be kept.
+        assert outcome.passed and outcome.verdict == "quiet"
+        assert set(verdicts(outcome).values()) == {"quiet"} and outcome.validation["success"]
     assert {world.spent(day) for day in (DAY, "2020-01-31")} == {"40"}
     assert world.spent("2020-02-01") == "0"
 
