@@ -437,9 +437,7 @@ def _quantile_rows(distribution: Distribution, p: Fraction, counted: str) -> lis
     ends = estimate.low, estimate.high
     if estimate.value is not None:
         percent = math.ceil(1e4 * distribution.rank_error(estimate.value, p)) / 100
-        remark = (
-            f"its rank among the {counted} is within {percent:g} % (95 % for all answers together)"
-        )
+        remark = f"its rank among the {counted} is within {percent:g} % (95 % for all answers of the release together)"
     elif None not in ends:
         remark = NO_RANK
     else:

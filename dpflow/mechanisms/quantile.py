@@ -275,7 +275,7 @@ def _describe_rank(share: float, value: int, column: Column, rows: str) -> str:
     step = ", rounded to days," if column.holds_dates else f", in steps of {column.step},"
     at_bound = value in column.grid_bounds()
     beyond = "; it is a declared bound, which values beyond count as" if at_bound else ""
-    return f"its rank among the {rows}{step} is within {percent:g} % (95 % for all answers together){beyond}"
+    return f"its rank among the {rows}{step} is within {percent:g} % (95 % for all answers of the release together){beyond}"
 
 
 class Quantile(_Quantiles[QuantileParams]):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 import duckdb
@@ -13,8 +14,10 @@ import pytest
 from sql_world import EXACT, close
 
 import dpflow
+from dpflow.analyst_sql.answer.answers import _list_remarks
 from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import plan_lines
+from dpflow.analyst_sql.parse.select_query import SqlAggregate
 from dpflow.cli.console import show_json
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.question_text import MAX_QUESTION, describe_question
@@ -325,7 +328,8 @@ def test_quantiles_take_the_one_door(fresh: World) -> None:
     spent = fresh.spent()
     assert fresh.ask(text, epsilon=EXACT).rows == [(middle, high)] and fresh.spent() == spent
     answer = fresh.ask(f"{text} WHERE age > 0", epsilon="1e-4")
-    assert answer.rows == [(None, None)] and NO_INFORMATION in answer.notes
+    told = [f'QUANTILE_CONT("age", {p}): {NO_INFORMATION}' for p in (0.5, 0.9)]
+    assert answer.rows == [(None, None)] and set(told) <= set(answer.notes)
     with pytest.raises(DpflowError, match="not taken by group"):
         fresh.ask("SELECT city, MAX(age) FROM visits GROUP BY city", epsilon=1)
 
@@ -390,7 +394,27 @@ def test_a_number_that_is_not_supported_is_null(world: World) -> None:
     """Of a column with bounds, too: so few rows of Rome at so small an epsilon have no rank."""
     text = "SELECT city, MEDIAN(age) AS m, COUNT(*) AS n FROM visits GROUP BY city"
     answer = world.ask(text, epsilon="0.01")
-    assert [row[1] for row in answer.rows] == [None, None, None] and NO_RANK in answer.notes
+    assert [row[1] for row in answer.rows] == [None, None, None]
+    assert f'QUANTILE_CONT("age", 0.5): {NO_RANK}' in answer.notes
+
+
+def test_a_remark_says_which_quantile_it_is_about(fresh: World) -> None:
+    """Equal remarks of two quantiles stay two, and of several groups one is told."""
+    text = "SELECT city, MEDIAN(age) AS m, QUANTILE_CONT(cost, 0.5) AS q FROM visits GROUP BY city"
+    answer = fresh.ask(text, epsilon=20)
+    ranks = [note.partition(": its rank ")[0] for note in answer.notes if "its rank among" in note]
+    assert ranks == ['QUANTILE_CONT("age", 0.5)', 'QUANTILE_CONT("cost", 0.5)']
+
+
+def test_of_groups_the_widest_rank_is_told() -> None:
+    """Texts sort otherwise: 10.5 before 2."""
+    query = SimpleNamespace(releases=[SimpleNamespace(aggregates=[SqlAggregate("quantile")])])
+    ranks = [f"its rank is within {percent} % (95 %)" for percent in ("2", "10.5", "0.07")]
+    numbers = [SimpleNamespace(remark=remark) for remark in [*ranks, NO_RANK, ""]]
+    tables = [SimpleNamespace(numbers=[numbers])]
+    remarks = _list_remarks(query, tables, frozenset({(0, 0), (9, 0)}))  # type: ignore[arg-type]
+    name = SqlAggregate("quantile")
+    assert remarks == {f"{name}: {NO_RANK}", f"{name}: its rank is within 10.5 % (95 %)"}
 
 
 def test_a_column_without_a_value_is_printed(world: World) -> None:

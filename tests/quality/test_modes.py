@@ -37,8 +37,8 @@ from dpflow.errors import (
 from dpflow.quality import Contract, run_contract
 from dpflow.quality.contract_file import list_period
 from dpflow.quality.contract_run import plan_contract
-from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.released_expectations import describe_evidence
+from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.verdicts import _divide_excess, decide_excess, judge_checks
 from dpflow.quality.watch import compare_costs, plan_session
 from dpflow.registry import Registry
@@ -150,7 +150,7 @@ def test_numbers_beside_a_verdict_are_in_the_unit_of_its_bound(world: World) -> 
     assert middle.estimate is None and middle.excess is not None
     assert mean.estimate is not None and mean.excess is not None and mean.half_width is not None
     assert abs(mean.estimate - 100 - mean.excess) <= mean.half_width < 100
-    assert -180 < mean.excess - mean.half_width and mean.excess + mean.half_width <= 0
+    assert mean.excess - mean.half_width > -180 and mean.excess + mean.half_width <= 0
     assert "estimate" not in describe_evidence(middle.to_json())
 
 

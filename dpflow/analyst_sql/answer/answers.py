@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -134,9 +135,7 @@ def compute_answer(
             f"sum of groups"
         )
     sources = frozenset[tuple[int, int]]().union(*(one.sources for one in intervals))
-    remarks = {
-        number.remark for n, j in sources if n < len(tables) for number in tables[n].numbers[j]
-    }
+    remarks = _list_remarks(query, tables, sources)
     if not all(known for table in tables for filled in table.filled.values() for known in filled):
         remarks.add(NO_VALUE)
     protected = dict.fromkeys(one.table.protection_text for one in query.list_releases())
@@ -148,6 +147,28 @@ def compute_answer(
         (*notes, *marked, *sorted(filter(None, remarks))),
         any(one.chosen for one in intervals),
     )
+
+
+def _list_remarks(
+    query: SplitQuery, tables: Sequence[ReleasedTable], sources: frozenset[tuple[int, int]]
+) -> set[str]:
+    """Remarks of the released numbers that an answer is computed from. Those of a quantile begin with its text; of those
+    about its rank in several groups only the widest is told, which holds for each.
+    """
+    remarks, widest = set[str](), dict[tuple[str, str], tuple[float, str]]()
+    for n, j in sources:
+        if n >= len(tables):
+            continue
+        aggregate = query.releases[n].aggregates[j] if n < len(query.releases) else None
+        is_quantile = aggregate is not None and aggregate.kind == "quantile"
+        for remark in filter(None, {number.remark for number in tables[n].numbers[j]}):
+            text = f"{aggregate}: {remark}" if is_quantile else remark
+            if rank := _RANK.search(text):
+                name = text[: rank.start()], text[rank.end() :]
+                widest[name] = max(widest.get(name, (0.0, "")), (float(rank[1]), text))
+            else:
+                remarks.add(text)
+    return remarks | {text for _, text in widest.values()}
 
 
 def _has_digits(query: SplitQuery, column: ColumnIntervals) -> bool:
@@ -197,6 +218,8 @@ def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
     return replace(cell, bounds=(low, high), only_a_bound=quantile.only_a_bound)
 
 
+#: How far off a rank is, in a remark.
+_RANK = re.compile(r"is within ([0-9.]+) %")
 #: What is said of an answer where DuckDB fails on the numbers that were drawn.
 GUARDED = (
     "DuckDB cannot compute all of the query from what was released: what fails is NULL, as in TRY(...), also inside of "
