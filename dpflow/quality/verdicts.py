@@ -4,8 +4,6 @@ A metered check's excess E (`dpflow.core.toolbox.row_checks`) is known up to noi
 is within ``half_width`` of it, except with probability 1 - confidence. So it is *violated* if even
 the least possible excess is above 0, *kept* if even the largest is not, and *undecided* between. The
 error is stated with it. Nothing here reads rows: deciding is post-processing of what was paid.
-
-A watch's check is *quiet* or *alarm*, which proves neither: up to twice the margin may be hidden.
 """
 
 from __future__ import annotations

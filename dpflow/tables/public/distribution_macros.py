@@ -3,7 +3,8 @@ for shares and quantiles as `dpflow.core.contract.distribution` does in Python.
 
 ``TABLE_share_below(release, x)`` gives ``{value, low, high}``, ``TABLE_quantile(release, p)`` also
 ``only_a_bound``: whether there is no value, but an end. The first argument is a release's id, or its name:
-then that of the latest interval, or the one settled last where runs have none. Numbers are doubles,
+then that of the latest interval, or the one settled last where runs have none; where seconds do not
+tell, the one with the largest id. Numbers are doubles,
 quantiles of whole numbers and dates are such; dates and timestamps count as seconds since 1970-01-01, and x
 may be written as one. Of edges that doubles cannot tell apart none bounds a share at itself. An end that
 nothing bounds is NULL for quantiles, and so is then their value, as is one whose rank may be off by more
@@ -29,7 +30,7 @@ def create_macros(connection: duckdb.DuckDBPyConnection, table: str) -> None:
     start = f"TRY_CAST(left(regexp_extract(run, '{RUN_INTERVAL}', 1), 19) AS TIMESTAMP)"
     interval = f"CASE WHEN {start} <= released_at + INTERVAL 1 DAY THEN {start} END"
     latest = (
-        f"SELECT arg_max(release_id, ({interval} IS NOT NULL, {interval}, released_at)) FROM {name} "
+        f"SELECT arg_max(release_id, ({interval} IS NOT NULL, {interval}, released_at, release_id)) FROM {name} "
         f"WHERE release = of_release AND mechanism = '{MECHANISM}'"
     )
     edges = (

@@ -49,7 +49,8 @@
   {% call statement("latest") -%}
     create or replace view {{ latest }} as
     select * from {{ target }} where interval_start is not distinct from (select max(interval_start) from {{ target }})
-      and (interval_start is not null or released_at = (select max(released_at) from {{ target }}))
+      and (interval_start is not null
+        or row(block, run) = (select row(block, run) from {{ target }} order by released_at desc, rowid desc limit 1))
   {%- endcall %}
   {% do create_indexes(target) %}
   {{ run_hooks(post_hooks, inside_transaction=True) }}
