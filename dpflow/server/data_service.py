@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import read_source
+from dpflow.analyst_sql.releases.settings import find_public_table
 from dpflow.analyst_sql.releases.stored_answers import identify_query
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.events import Unprotected
@@ -114,6 +116,10 @@ class DataService:
         self.gates = load_gates(service, ledger, registry)
         self.publications = Publications(service.published, tables, ledger)
         self._ledger, self._registry, self._jobs = ledger, registry, jobs
+        # No file of any private table, also of one that the caller may not ask.
+        self._find_public = partial(
+            find_public_table, tables=[*tables.values()], public=service.public
+        )
         self._requests = SealedRequests(ledger)
 
     # --- plans ------------------------------------------------------------------------------------
@@ -172,7 +178,7 @@ class DataService:
             self._ledger,
             self._registry,
             look_up=look_up,
-            public=self._service.public,
+            find_public=self._find_public,
         )
         if plan.settings.name is not None:
             raise InvalidInput(

@@ -17,7 +17,7 @@ from dpflow.tables.public.copies import show_place
 
 def load_tables(service: Service) -> dict[str, Table]:
     """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise, and `PlanRefused` for
-    a copy of what is published that would be in a private file.
+    a public table in a private file, or a copy of what is published that would be.
     """
     tables = {name: load_table(path) for name, path in service.tables.items()}
     for name, table in tables.items():
@@ -26,6 +26,9 @@ def load_tables(service: Service) -> dict[str, Table]:
                 f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
             )
     check_loads(service, tables)
+    for public, file in service.public.items():
+        for table in tables.values():
+            require_public(file, table, f"rows of {public}")
     _check_copies(service, tables)
     return tables
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,12 @@ from question_tables import make_tables
 
 import dpflow
 from dpflow.analyst_sql.answer.query_plan import plan_sql
+from dpflow.analyst_sql.releases.settings import find_public_table
 from dpflow.catalogue import load_catalogue
-from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, SqlRefused
+from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused, SqlRefused
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.public.public_tables import MAX_ROWS, load_public_table
 
 PER_HEAD = (
@@ -142,6 +145,76 @@ def test_a_private_file_is_no_public_table(shop: Path) -> None:
     (shop / "population.csv").write_bytes((shop / "shop.duckdb").read_bytes())
     with pytest.raises(DpflowError):
         plan_sql(PER_HEAD, PRICE, folder=shop)
+
+
+@pytest.fixture
+def listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of private rows in a listed file, and links to it; a declaration of another table."""
+    make_tables(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "rows"
+    folder.mkdir()
+    with duckdb.connect() as connection:
+        connection.execute(
+            "COPY (SELECT i AS person, 'Norway' AS country FROM range(9) r(i)) TO 'rows/part.parquet' (FORMAT parquet)"
+        )
+    list_files([folder / "part.parquet"], folder, "visits", tmp_path / "visits.files.json")
+    declared = {"name": "visits", "privacy_unit": {"column": "person"}, "columns": {},
+                "contribution_bounds": {"rows": 1}, "database": "visits.files.json"}  # fmt: skip
+    Path("visits.yml").write_text(yaml.safe_dump(declared))
+    Path("soft.parquet").symlink_to("rows/part.parquet")
+    Path("hard.parquet").hardlink_to("rows/part.parquet")
+    Path("folder").symlink_to("rows")
+    Path("folder.parquet").symlink_to("rows")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("file", "words"),
+    [
+        ("rows/part.parquet", "in the private table's file"),
+        ("rows/../rows/part.parquet", "in the private table's file"),
+        ("soft.parquet", "in the private table's file"),
+        ("hard.parquet", "in the private table's file"),
+        ("folder/part.parquet", "in the private table's file"),
+        ("rows/*.parquet", "is no file"),
+        ("folder.parquet", "is no file"),
+    ],
+)
+def test_no_public_table_is_a_listed_private_file(listed: Path, file: str, words: str) -> None:
+    """Of any table of the catalogue, or of a service, under any name; nothing of it is read."""
+    catalogue = yaml.safe_load(Path("dpflow.yml").read_text())
+    catalogue["tables"]["visits"] = "visits.yml"
+    catalogue["public"]["population"] = file
+    Path("dpflow.yml").write_text(yaml.safe_dump(catalogue))
+    with pytest.raises(DpflowError, match=words):
+        plan_sql(PER_HEAD, PRICE, folder=listed)
+    with pytest.raises(DpflowError, match=words):
+        find_public_table("population")
+    served = partial(
+        find_public_table, tables=["orders.yml", "visits.yml"], public={"population": Path(file)}
+    )
+    with pytest.raises(DpflowError, match=words):
+        plan_sql(PER_HEAD, PRICE, ["orders.yml"], find_public=served)
+    # Control: whose declaration nothing names, it is a file like others.
+    del catalogue["tables"]["visits"]
+    Path("dpflow.yml").write_text(yaml.safe_dump(catalogue))
+    if "private" in words:
+        assert find_public_table("population") is not None
+
+
+@pytest.mark.parametrize("place", ["{}/rows", "file://{}/rows", "{}/folder/"])
+def test_no_public_table_is_in_a_folder_that_spark_reads(listed: Path, place: str) -> None:
+    """By its path, through a link, or as a link to one of its files."""
+    declared = yaml.safe_load(Path("visits.yml").read_text())
+    del declared["database"]
+    declared["source"] = {"spark": "lake", "table": place.format(listed)}
+    Path("visits.yml").write_text(yaml.safe_dump(declared))
+    for file in ("rows/part.parquet", "soft.parquet", "hard.parquet", "folder/part.parquet"):
+        with pytest.raises(PlanRefused, match="in the private table's file"):
+            find_public_table("facts", ["visits.yml"], public={"facts": Path(file)})
+    other = {"facts": Path("population.csv")}
+    assert find_public_table("facts", ["visits.yml"], public=other) is not None
 
 
 def test_cells_that_enter_often_add_their_widths(

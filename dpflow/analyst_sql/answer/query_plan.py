@@ -61,7 +61,6 @@ from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.release_list import follow_receipt
-from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.engine.releases.total_intervals import describe_unmeasured
@@ -70,7 +69,6 @@ from dpflow.errors import InvalidInput, PlanRefused, QueryStopped, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.kept_sources import close_sources, keep_sources_open
-from dpflow.tables.public.published_rows import PublishedRows
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 
 IdentifyRun = Callable[[int], RunIdentity]
@@ -88,7 +86,7 @@ def plan_sql(
     look_up: bool = True,
     asker: str = "",
     filters: ScopeFilters | None = None,
-    public: Mapping[str, Path] | None = None,
+    find_public: Callable[[str], RowTable | None] | None = None,
 ) -> SqlPlan:
     """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
     and charges nothing. EXPLAIN and the answer go by this plan.
@@ -98,7 +96,7 @@ def plan_sql(
         asker: who asks again and again, such as a dbt model: it pays for draws of its own, and only
             its own stored answers serve. Empty: people, who share theirs.
         filters: say which noise the scope can hold; by default those of the ledger.
-        public: files of public tables by name; those of ``dpflow.yml`` if left out.
+        find_public: finds a public table by its name; by default those of ``dpflow.yml``.
 
     Raises:
         SqlRefused: it is outside of what can be answered.
@@ -108,7 +106,7 @@ def plan_sql(
     settings = replace(read_settings(merge_options(source.options, options), folder), asker=asker)
     settings = _fit_noise(settings, filters or ScopeFilters(ledger))
     find_table = make_finder(tables, folder)
-    find_public = partial(find_public_table, tables=tables, folder=folder, public=public)
+    find_public = find_public or partial(find_public_table, tables=tables, folder=folder)
     registry = registry or Registry.load()
     keys = KeyReader()
     refusal: Refusal | None = None
@@ -239,10 +237,6 @@ def _read_query(
                 f"privacy_unit_column is {source.privacy_unit}, and the declaration of {one.table.name!r} protects each {unit}; "
                 f"name that column, or leave the option out",
             )
-    for published in written.public:
-        if isinstance(published, PublishedRows):
-            for one in written.releases:
-                require_public(published.file, one.table, "published answers")
     if any(
         one.table.unit_rows is not None and one.table.unit_rows.keys for one in written.releases
     ):

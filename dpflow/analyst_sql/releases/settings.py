@@ -19,6 +19,7 @@ from dpflow.core.accounting.amounts import Delta, Epsilon, parse_exact
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
+from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_tables import load_public_table
@@ -214,23 +215,40 @@ def find_public_table(
     public: Mapping[str, Path] | None = None,
 ) -> RowTable | None:
     """The public table that is called so, or the answer that the output of ``dpflow.yml`` was given under that name, in
-    any case; None if there is none. A declared table comes before a published answer. Raises `InvalidInput`.
+    any case; None if there is none. A declared table comes before a published answer.
 
     Args:
+        tables: private tables, of which it may be no file; those of ``dpflow.yml`` if there are none.
         public: files by name, and then no answers; those of ``dpflow.yml`` if left out, unless other tables than its
             are given.
+
+    Raises:
+        InvalidInput: it cannot be read, or a declaration cannot.
+        PlanRefused: it is a private table's file.
     """
     catalogue = find_catalogue(folder) if public is None and not tables else None
     if public is None:
         public = {} if catalogue is None else catalogue.public
+    private = tables if catalogue is None else list(catalogue.tables.values())
     for known, file in public.items():
         if known.casefold() == name.casefold():
+            _require_public(file, private, f"rows of {known}", folder)
             return load_public_table(file)
     if catalogue is None or catalogue.output is None:
         return None
     if name.casefold() in {known.casefold() for known in catalogue.tables}:
         return None
+    _require_public(catalogue.output.database, private, "published answers", folder)
     return load_published_rows(catalogue.output.database, name)
+
+
+def _require_public(
+    file: Path, tables: Sequence[Table | Path | str], what: str, folder: Path | None
+) -> None:
+    for one in tables:
+        require_public(
+            file, one if isinstance(one, Table) else load_table(one, folder or Path()), what
+        )
 
 
 def make_finder(

@@ -159,15 +159,20 @@ def load_request(path: Path | str) -> ReleaseRequest:
 
 
 def require_public(file: Path | str, table: Table, what: str) -> None:
-    """Raises `PlanRefused` if what should be public is in a private table's file, or in one that its
-    list names, under whatever name; an object of a store by its URL.
+    """Raises `PlanRefused` if what should be public is in a private table's file, in one that its
+    list names, or in the folder that a server reads, under whatever name; an object of a store by its URL.
 
     It is read without a charge, and whoever may see it could see the rows beside it.
     """
     # A stored answer is given without the code that reads rows.
-    from dpflow.tables.access.file_list import is_private_file
+    from dpflow.tables.access.file_list import is_in_folder, is_private_file
 
-    if table.source is None and is_private_file(file, table.database):
+    if (source := table.source) is None:
+        is_private = is_private_file(file, table.database)
+    else:
+        joined = [source.find_relation(one.relation) for one in table.joins if one.kind == "unit"]
+        is_private = any(is_in_folder(file, one) for one in (source, *joined))
+    if is_private:
         raise PlanRefused(
             f"{what} are public, and these are in the private table's file; put them into a file of their own"
         )

@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 
 import duckdb
 
+from dpflow.core.contract.server_source import ServerSource
 from dpflow.errors import TableBusy, TableError, TableUnreadable
 from dpflow.tables.access import sandbox, sql
 from dpflow.tables.access.local_files import file_identity
@@ -198,6 +199,23 @@ def is_private_file(file: Path | str, database: Path) -> bool:
     except OSError:
         return False
     return (state.st_dev, state.st_ino) in {one.state[:2] for one in files}
+
+
+def is_in_folder(file: Path | str, source: ServerSource) -> bool:
+    """Whether a file, or an object by its URL, is in the folder that a server reads, by its path there and here, or a
+    link to one of its files.
+    """
+    is_url, place = is_object(str(file)), source.place
+    path = source.in_folder(str(file) if is_url else os.path.realpath(file)).place
+    is_local = place.startswith("/")
+    folders = (place, os.path.realpath(place)) if is_local else (place,)
+    if any(path == one or path.startswith(one.rstrip("/") + "/") for one in folders):
+        return True
+    if is_url or not is_local or not os.path.exists(file):
+        return False
+    state = os.stat(file)
+    names = (os.path.join(home, name) for home, _, names in os.walk(place) for name in names)
+    return any(os.path.exists(name) and os.path.samestat(state, os.stat(name)) for name in names)
 
 
 def _join_slashes(url: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 from pathlib import Path
 
 from dpflow.errors import InvalidInput
@@ -33,6 +34,11 @@ def load_public_table(file: Path) -> RowTable:
     # Most queries join no public table.
     import duckdb
 
+    # DuckDB would read all files of a pattern or folder.
+    if not file.is_file():
+        raise InvalidInput(
+            f"the public table {file} cannot be read (it is no file); correct its line under public: in dpflow.yml"
+        )
     reader = _READERS.get(file.suffix.lower())
     if reader is None:
         raise InvalidInput(
@@ -40,7 +46,10 @@ def load_public_table(file: Path) -> RowTable:
         )
     try:
         with duckdb.connect(config={"threads": 1, "autoinstall_known_extensions": False}) as db:
-            db.execute(f"CREATE TABLE facts AS FROM {reader}(?) LIMIT {MAX_ROWS + 1}", [str(file)])
+            db.execute(
+                f"CREATE TABLE facts AS FROM {reader}(?) LIMIT {MAX_ROWS + 1}",
+                [glob.escape(str(file))],
+            )
             columns = [
                 (str(n), str(kind)) for n, kind, *_ in db.execute("DESCRIBE facts").fetchall()
             ]

@@ -28,13 +28,11 @@ class PublishedRows(RowTable):
         confidences: for each column per cent with which a value's interval holds, and then the two columns behind
             it are its ends; `EXACT` without noise, `NO_INTERVAL` where nothing bounds the noise.
         chosen: noise chose which rows there are.
-        file: where they are published.
         answer: the name that they are published under.
     """
 
     confidences: Sequence[int] = ()
     chosen: bool = True
-    file: Path = Path()
     answer: str = ""
 
     def has_interval(self, position: int) -> bool:
@@ -91,7 +89,7 @@ def load_published_rows(database: Path, name: str) -> PublishedRows | None:
         values = [list(column) for column in zip(*rows)] or [[] for _ in kinds]
         own = len(answer.confidences)
         confidences = [*answer.confidences, *[EXACT] * (len(kinds) - own)]
-        return PublishedRows(name, kinds, values, confidences, answer.chosen, database, name)
+        return PublishedRows(name, kinds, values, confidences, answer.chosen, name)
 
     return read_file(database, 30.0, read) if database.exists() else None
 
