@@ -9,7 +9,7 @@ import io
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +36,15 @@ def start_program(*files: str, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def run_audit(export: str, folder: Path, *notes: str) -> subprocess.CompletedProcess[str]:
-    """What it says of an export, and of checkpoints kept elsewhere."""
+def run_audit(
+    export: str, folder: Path, *notes: str, keys: Sequence[str] = ()
+) -> subprocess.CompletedProcess[str]:
+    """What it says of an export, and of checkpoints kept elsewhere that these keys signed."""
     write_program(folder)
     files = {"ledger.jsonl": export} | {f"note-{n}.txt": note for n, note in enumerate(notes)}
     for name, text in files.items():
         (folder / name).write_text(text)
-    return start_program(*files, folder=folder)
+    return start_program(*files, *keys, folder=folder)
 
 
 def export_text(ledger: Ledger) -> str:

@@ -1,6 +1,5 @@
-"""The rules of a dpflow ledger in other words: python audit.py EXPORT.jsonl or LEDGER.sqlite [CHECKPOINT ...]"""
+"""The rules of a dpflow ledger in other words: python audit.py EXPORT.jsonl or LEDGER.sqlite [CHECKPOINT or VERIFIER_KEY ...]"""
 
-import base64
 import hashlib
 import json
 import sqlite3
@@ -9,7 +8,7 @@ import sys
 from costs import KEY, LARGEST, account, entries, first_link, holds, least_cost, path_of
 from decisions import Decisions
 from shapes import FIELDS, read_body
-from signatures import note_signers
+from signatures import compare
 
 NOBODY = "nobody (generalisation-only)"
 RULES = "grant propose reserve join retry settle resolve answer verdict recover witness"
@@ -139,19 +138,6 @@ def judge(rows, audit, place=""):
     return ""
 
 
-def compare(audit, files):
-    """What is wrong with checkpoints kept elsewhere, and the witnesses that scopes demand and none of them is by."""
-    missing = {rule["witness"][0] for rule, *_ in audit.granted.values() if "witness" in rule}
-    for file in files:
-        with open(file, encoding="utf-8") as stream:
-            signers, lines = note_signers(stream.read(), missing)
-        size, head = int(lines[1]), base64.b64decode(lines[2]).hex()
-        if not 0 < size <= len(audit.heads) or audit.heads[size - 1] != head:
-            return f"the history does not extend {file}", missing
-        missing = missing - signers
-    return "", missing
-
-
 def main():
     audit = Audit()
     if not __debug__:
@@ -159,15 +145,22 @@ def main():
     file, *notes = sys.argv[1:] or ["ledger.jsonl"]
     if wrong := judge(entries(file), audit, file):
         sys.exit(wrong)
-    wrong, missing = compare(audit, notes)
+    wrong, missing, said, taken = compare(audit, notes)
     if wrong:
         sys.exit(wrong)
     for scope, blocks in sorted(audit.spent.items()):
         for block, units in sorted(blocks.items()):
             granted = audit.granted[scope][0]["epsilon"]
             print(json.dumps({"scope": scope, "block": block, "granted": granted, "units": units}))
-    for checkpoint in audit.recovered:
-        print("recovered from checkpoint", checkpoint, "- compare it", file=sys.stderr)
+    for checkpoint, _ in audit.recovered:
+        if not checkpoint or checkpoint[2] not in taken:
+            print("recovered from checkpoint", checkpoint, "- name its file", file=sys.stderr)
+    for sentence in said:
+        print(sentence, file=sys.stderr)
+    if audit.lost:
+        print(
+            "sums may be too small: entries were lost before entries", audit.lost, file=sys.stderr
+        )
     if audit.unsigned:
         print("nobody signed the decisions in entries", audit.unsigned, file=sys.stderr)
     if audit.own:

@@ -48,7 +48,11 @@ def first_link(place):
     else:
         query = "SELECT value FROM dpflow_meta WHERE name = 'anchor'"
         name = sqlite3.connect(place).execute(query).fetchone()[0][:16]
-    return hashlib.sha256(f"dpflow.ledger\n{name}".encode()).hexdigest()
+    return link(name)
+
+
+def link(ledger):
+    return hashlib.sha256(f"dpflow.ledger\n{ledger}".encode()).hexdigest()
 
 
 def fold(name):

@@ -11,7 +11,11 @@ class Decisions:
     def __init__(self):
         self.granted, self.spent, self.waiting, self.approvals, self.releases = {}, {}, {}, {}, {}
         self.closed, self.proposed, self.recovered = set(), {}, []
-        self.marks, self.unsigned = [], []  # of each recovery; decisions that nobody signed
+        self.marks, self.unsigned, self.lost = (
+            [],
+            [],
+            [],
+        )  # of each recovery; decisions that nobody signed
         self.heads, self.watched, self.own = [], {}, []  # charges behind what a witness signed
 
     def signers(self, at, rule):
@@ -130,5 +134,7 @@ class Decisions:
         assert body["closed"] == ([] if witnessed else sorted(self.granted)), "left open"
         assert body["unsettled"] == self.end("reserved", "open"), "unsettled"
         self.closed |= set(body["closed"])
+        self.lost += [self.entry["seq"]] if body["closed"] else []
         self.waiting = {}
-        self.recovered.append(body["checkpoint"])
+        sums = {at: dict(blocks) for at, blocks in self.spent.items()}
+        self.recovered.append((body["checkpoint"], sums))

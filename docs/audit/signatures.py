@@ -4,7 +4,8 @@ import base64
 import hashlib
 import json
 
-from costs import fold
+from costs import fold, link
+from shapes import verifier_key
 
 P = 2**255 - 19
 ORDER = 2**252 + 27742317777372353535851937790883648493
@@ -89,3 +90,46 @@ def check_decision(entry, body, signature, keys):
     key = keys.get(fold(entry["principal"]), "nobody+0+")
     assert key.split("+")[0] == entry["principal"] and signature, "not signed by who may"
     assert is_signed(f"dpflow.decision\n{text}\n", signature, key), "another signature"
+
+
+def compare(audit, names):
+    """Hold checkpoints kept elsewhere against the history; verifier keys among the names say whose count.
+
+    What is wrong, the witnesses that scopes demand and none of them is by, a sentence about each, and the hashes of those
+    that recoveries took over."""
+    missing = {rule["witness"][0] for rule, *_ in audit.granted.values() if "witness" in rule}
+    keys, said, taken = missing | set(filter(verifier_key, names)), [], set()
+    for file in names:
+        if verifier_key(file):
+            continue
+        try:
+            with open(file, encoding="utf-8") as stream:
+                signers, lines = note_signers(stream.read(), keys)
+            ledger, size = lines[0].removeprefix("dpflow.ledger/"), int(lines[1])
+            head = base64.b64decode(lines[2], validate=True).hex()
+            spent = [json.loads(line[6:]) for line in lines if line.startswith("spent ")]
+            sums = {(scope, block): units for scope, block, *units in spent}
+        except (OSError, ValueError, LookupError, TypeError):
+            return f"{file} is no checkpoint", missing, said, taken
+        if not signers:
+            wrong = (
+                f"no key that was named signed {file}: name the verifier key of who did behind it"
+            )
+            return wrong, missing, said, taken
+        named, now = [ledger, size, head], audit.spent
+        is_here = audit.first == link(ledger) and audit.heads[size - 1 : size] == [head]
+        for point, then in audit.recovered:
+            if not is_here and point and point[:3] == named:
+                now = then
+                taken.add(head)
+        if not is_here and head not in taken:
+            return f"the history does not extend {file}", missing, said, taken
+        for (scope, block), units in sums.items():
+            counted = now.get(scope, {}).get(block, (0, 0, 0))
+            if any(a > b for a, b in zip(units, counted, strict=True)):
+                return f"less is spent than {file} says of {scope}", missing, said, taken
+        how = f"extended, {len(audit.heads) - size} entries behind it" if is_here else "taken over"
+        by = ", ".join(sorted(key.split("+")[0] for key in signers))
+        said.append(f"{file}, the checkpoint of entry {size} by {by}: {how}")
+        missing = missing - signers
+    return "", missing, said, taken

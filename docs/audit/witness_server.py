@@ -11,6 +11,7 @@ PUT /N   adds it. The body is lines of JSON: the note as a text, then each entry
 PUT carries Authorization: Bearer WITNESS_TOKEN, which the witness alone has. GET carries that or WITNESS_READ_TOKEN;
 without a WITNESS_READ_TOKEN all may read. It listens on this machine alone, behind a server for TLS.
 Whoever runs it, and nobody who charges, may write the folder. Entries are checked and not kept.
+It needs shapes.py, signatures.py, costs.py and fitting.py beside it.
 """
 
 import base64
@@ -136,7 +137,10 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self):
         number = self.begin(*([self.token, self.read_token] if self.read_token else []))
         if number is not None:
-            newest = self.witness.newest()
+            try:
+                newest = self.witness.newest()
+            except AssertionError as rule:
+                return self.answer(422, str(rule))
             number = number or newest
             note = self.witness.read(number)
             self.answer(*((200, note, number) if note else (404 if number else 204,)))

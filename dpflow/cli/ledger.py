@@ -126,6 +126,10 @@ def odometer(
         return show_json({"report": report, "budgets": rows})
     columns = ("scope", "block", "epsilon", "delta", "proved by", "protects")
     show_table("spent so far (a report: the promise is the grant)", columns, cells)
+    if book.has_recovered():
+        print(
+            "entries were lost and an owner went on: what they charged may be missing (dpflow ledger verify)"
+        )
     if any(row["block"] == "*" for row in rows):
         print("block * is a unit with rows in every block used so far")
 
@@ -169,7 +173,7 @@ def history(
         if limit is not None and not kind:
             entries = book.history(scope, since=first, principal=principal, limit=limit)
     if kind:
-        entries = deque((entry for entry in entries if entry.kind in kind), limit)
+        entries = _select_kinds(entries, kind, limit)
     if form == "json":
         # An array, written as it comes: a history may not fit into memory.
         start = "["
@@ -190,6 +194,23 @@ def history(
             for e in entries
         )
         show_table("history", columns, ([line[c] for c in columns] for line in lines))
+
+
+def _select_kinds(entries: Iterable[Entry], kinds: list[str], limit: int | None) -> Iterable[Entry]:
+    """The newest entries of these kinds. Raises `InvalidInput` for a kind that is neither the ledger's nor in the history."""
+    from dpflow.ledger.audit.recheck import RESERVED_KINDS
+
+    found = set[str]()
+    selected = deque[Entry]((), limit)
+    for entry in entries:
+        if entry.kind in kinds:
+            found.add(entry.kind)
+            selected.append(entry)
+    if unknown := sorted({*kinds} - RESERVED_KINDS - found):
+        raise InvalidInput(
+            f"no entry is of kind {unknown[0]!r}; the ledger writes {', '.join(sorted(RESERVED_KINDS))}"
+        )
+    return selected
 
 
 @app.command()
@@ -230,6 +251,7 @@ def rotate(ledger: LedgerOption = None) -> None:
     number = open_ledger(ledger).rotate(principal=current_principal())
     are = "is" if number == 1 else "are"
     print(f"{counted(number, 'key')} {are} wrapped under a new one, and the old one is destroyed")
+    print("back up wrap again: without it no stored result can be read")
 
 
 @app.command()
@@ -309,8 +331,12 @@ def write_report(
     if new_only and not notes:
         raise InvalidInput("--new-only starts at a checkpoint; name it with --checkpoint FILE")
     terms: Any = points | {"checkpoints": notes, "keys": key or (), "new_only": new_only}
-    page = open_ledger(ledger).report(scope, **terms)
+    page, checked = open_ledger(ledger).report(scope, **terms)
     write_page(page, file, f"the report on {scope}")
+    for remark in [str(checked)] if not checked.ok else checked.remarks:
+        print(remark, file=sys.stderr)
+    if not checked.ok:
+        sys.exit(1)
 
 
 @app.command("import")

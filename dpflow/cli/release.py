@@ -176,3 +176,7 @@ def _show_release(ledger: str | None, release_id: str, output: Path | None, as_j
         f"{stored.request.get('name')}: {describe_question(stored.request)} (id {stored.release_id})",
         release.result,
     )
+    when = f"{release.released_at:%Y-%m-%d %H:%M} UTC" if release.released_at else "an unknown time"
+    print(
+        f"charged to {stored.scope} by {stored.principal}: epsilon {release.epsilon}, delta {release.delta}; settled at {when}"
+    )

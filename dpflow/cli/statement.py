@@ -91,7 +91,9 @@ def write_statement(
         totals = [[t.group, t.releases, t.epsilon, t.delta, t.renyi] for t in stated.totals]
         heads = [by, "releases", "epsilon", "delta", "renyi"]
         show_table(f"by {by}, in the block that paid most", heads, totals)
-        print(stated.summary)
+        print("\n".join([stated.summary, *stated.remarks]))
+        if not stated.is_compared:
+            sys.exit(1)
         return
     if form == "html":
         text = stated.render_html()
@@ -102,6 +104,10 @@ def write_statement(
         csv.writer(buffer, lineterminator="\n").writerows(map(spreadsheet_cells, stated.csv_rows()))
         text = buffer.getvalue()
     write_page(text, file, f"the statement of {scope}")
+    for remark in (*stated.remarks, *([] if stated.is_compared else [stated.comparison])):
+        print(remark, file=sys.stderr)
+    if not stated.is_compared:
+        sys.exit(1)
 
 
 def reconcile_ledger(
@@ -124,7 +130,10 @@ def reconcile_ledger(
     if as_json:
         show_json(result.to_json())
     else:
-        compared = f"{result.published} of {result.to_publish} published"
+        compared = (
+            f"{result.published} of {result.to_publish} published, by id only (values are not compared), "
+            f"{result.settled - result.to_publish} with no table to publish in"
+        )
         print(
             f"{result.charged} charged, {result.settled} settled, {result.closed} closed, "
             f"{compared if places else 'no published table was compared (--published FILE)'}"

@@ -282,6 +282,11 @@ class BudgetLedger(AuditedLedger):
         with self._begin_reading() as state:
             return witnesses.list_states(state)
 
+    def has_recovered(self) -> bool:
+        """Whether entries were lost and an owner went on: sums may leave out what these charged."""
+        with self._begin_reading() as state:
+            return state.find(schema.data, name=data_claims.LOST) is not None
+
     def odometer(self, scope: str, *, delta: Amount | None = None) -> dict[str, Guarantee | None]:
         """What was spent so far, per block, as (epsilon, delta); a report, while the promise is the
         grant.

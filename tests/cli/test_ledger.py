@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import dataclasses
 import datetime as dt
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import duckdb
 import pytest
 from ledger_verbs import Run, charge
 from typer.testing import CliRunner
@@ -24,6 +26,7 @@ from dpflow.errors import (
     InvalidAmount,
     InvalidInput,
     LedgerCorrupt,
+    TableError,
     UnknownName,
 )
 from dpflow.ledger import Ledger
@@ -62,7 +65,12 @@ def test_a_ledger_is_reconciled_with_what_is_published(tiny: Tiny, run: Run) -> 
     done = release(plan, Ledger(tiny.ledger), Registry.load())
     result = run("reconcile", "--published", file, "--json")
     assert result["ok"] and (result["charged"], result["settled"], result["published"]) == (1, 1, 1)
-    assert "1 of 1 published" in run("reconcile", "--published", f"{file}:releases")
+    shown = run("reconcile", "--published", f"{file}:releases")
+    assert "1 of 1 published, by id only (values are not compared), 0 with no table" in shown
+    with contextlib.closing(duckdb.connect(str(file))) as connection:
+        connection.execute("CREATE VIEW ages AS SELECT 1 AS value")
+    with pytest.raises(TableError, match="named answer, whose rows name no release"):
+        run("reconcile", "--published", f"{file}:ages")
     assert "no published table was compared" in run("reconcile")
     orphan = charge(tiny, "orphan")
     file.rename(tiny.folder / "away.duckdb")
@@ -223,6 +231,19 @@ def test_a_ledger_moves_and_the_old_one_is_refused(
     assert [row for s in back.scopes() for row in back.remaining(s.scope).rows()] == before
     with pytest.raises(InvalidInput, match="is not empty"):
         run("import", "back.jsonl", *place, "--ledger", tiny.folder / "back.sqlite")
+
+
+def test_a_filter_that_fits_nothing_is_no_empty_answer(tiny: Tiny, run: Run) -> None:
+    """A kind that the ledger does not write, and a date that would be read as a number; names that are one principal are one."""
+    for words in (["--kind", "approve"], ["--kind", "grant", "--kind", "restored"]):
+        with pytest.raises(InvalidInput, match="the ledger writes answer, grant, import"):
+            run("history", *words)
+    assert run("history", "--kind", "refuse", "--json") == []
+    with pytest.raises(InvalidInput, match="an entry's number, or a date"):
+        run("history", "--since", "20261130")
+    granted = run("history", "--kind", "grant", "--json")
+    who = granted[0]["principal"]
+    assert run("history", "--kind", "grant", "--principal", who.upper(), "--json") == granted
 
 
 def test_an_auditor_filters_the_history(tiny: Tiny, run: Run) -> None:

@@ -20,7 +20,7 @@ class Reconciliation:
         closed: how many an owner or a recovery closed without one.
         orphans: charged, with neither result nor decision: they still run, or died.
         to_publish: how many settled ones name a table to be published in.
-        published: how many of these are in the tables that were read.
+        published: how many of these the tables that were read name by id; values and costs are not compared.
         unpublished: settled, to be published, and in none of the tables.
         unknown: in a table, and not settled in this ledger.
     """

@@ -10,9 +10,11 @@ from html import escape
 from typing import Any
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
+from dpflow.core.accounting.periods import Period
 from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.counted import counted
 from dpflow.html_page import begin_page
+from dpflow.ledger.audit.entry_text import explain_conditions, explain_entry
 from dpflow.ledger.audit.statement import LOST, GroupSpend, point_text, render_table, subtract_cost
 from dpflow.ledger.audit.verification_report import VerificationReport
 from dpflow.ledger.books.records import Entry, Point, path_of, units_text
@@ -100,7 +102,9 @@ class AuditPage:
             self._counted_by = rule
         amounts = exact_text(rule.epsilon), exact_text(rule.delta), rule.name
         protects = terms["protects"] + (", in every block" * bool(terms["blocks"]))
-        row = entry.seq, entry.at, scope, *amounts, protects, entry.principal
+        conditions = explain_conditions(rule, terms.get("approvals", 1))
+        signed = "signed" if terms.get("signature") else "self-declared"
+        row = entry.seq, entry.at, scope, *amounts, protects, conditions, entry.principal, signed
         if within:
             self._grants.append(row)
         else:
@@ -132,9 +136,9 @@ class AuditPage:
         period = f"From {point_text(self._since, 'the first entry')} to before "
         period += f"{point_text(self._until, 'the time of this report')}: {counted(self._entries, 'entry', 'entries')}."
         sums = [
-            (block or "all rows", *self._amounts(self._period.costs[""].get(block, Cost())), *rest)
-            for block, cost in sorted(self._total.costs[""].items())
-            for rest in [self._amounts(cost)]
+            (block or "all rows", *self._amounts(paid.get(block, Cost())), *self._amounts(cost))
+            for paid in [self._period.by_block("", self._refreshes)]
+            for block, cost in sorted(self._total.by_block("", self._refreshes).items())
         ]
         checked = self._checked
         verified = "The whole history was verified for this page"
@@ -143,16 +147,17 @@ class AuditPage:
                 f"Entries behind {checked.checked_after} were verified for this page; those before were not rechecked, a "
                 f"checkpoint was trusted"
             )
-        refuted = any(problem for *_, problem in self._checkpoints)
-        compared = (
-            "the history does NOT extend every checkpoint below" if refuted else checked.comparison
-        )
+        compared = checked.comparison
+        if checked.problems:
+            verified = f"NOT verified: {'; '.join(checked.problems)}"
+            compared = "the history does NOT extend every checkpoint below"
         return "".join(
             [
                 begin_page(title, width="70rem", style=_STYLE),
-                f"<p>{escape(period)}</p>\n",
                 f"<p>{escape(f'{verified}; {compared}. Newest: {self._newest}. ')}",
                 "The page is not signed: compare it with a signed checkpoint.</p>\n",
+                *(f"<p>{escape(remark)}</p>\n" for remark in checked.remarks),
+                f"<p>{escape(period)}</p>\n",
                 _render_section("Checkpoints", _CHECKPOINT, self._checkpoint_rows()),
                 _render_section("Grants", _GRANT, [*self._in_force.values(), *self._grants]),
                 *(self._render_spend(name, spend) for name, spend in self._spends.items()),
@@ -173,6 +178,10 @@ class AuditPage:
                 ),
             ]
         )
+
+    @property
+    def _refreshes(self) -> Period | None:
+        return None if self._counted_by is None else self._counted_by.period
 
     def _amounts(self, cost: Cost) -> tuple[str, str, str]:
         """As text; a path that the scope's filter does not have is not counted."""
@@ -204,13 +213,17 @@ class AuditPage:
             yield e.seq, e.at, e.scope, *request, e.principal, _name_task(e)
 
     def _render_spend(self, name: str, spend: GroupSpend) -> str:
-        rows = [(g, n, *self._amounts(spend.largest(g))) for g, n in sorted(spend.releases.items())]
+        rows = [
+            (g, n, *self._amounts(spend.largest(g, self._refreshes)))
+            for g, n in sorted(spend.releases.items())
+        ]
         heads = (name, "releases and sessions", *_PERIOD_AMOUNTS)
         return _render_section(f"Spend by {name}, in the block that paid most", heads, rows)
 
 
 _PERIOD_AMOUNTS = ("epsilon", "delta", "Renyi divergence")
-_GRANT = ("entry", "at", "scope", "epsilon", "delta", "filter", "protects", "principal")
+_GRANT = ("entry", "at", "scope", "epsilon", "delta", "filter", "protects", "conditions",
+          "principal", "signed")  # fmt: skip
 _CHECKPOINT = ("entry", "at", "hash", "signed by", "the history extends it")
 _REFUSAL = ("entry", "at", "scope", "name", "event", "refused by", "principal", "task")
 _ENTRY = ("entry", "at", "what", "scope", "release", "principal", "task")
@@ -229,12 +242,7 @@ def _explain_decision(entry: Entry) -> str:
         return f"{entry.body['reason']}{behind}{ended}"
     if entry.kind != "propose":
         return str(entry.body.get("reason", ""))
-    rule = _read_filter(entry)
-    return f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)} for {entry.scope}"
-
-
-def _read_filter(grant: Entry) -> Filter:
-    return Filter.from_json(json.loads(grant.body["filter"]))
+    return f"{entry.scope}: {explain_entry(entry)}"
 
 
 def _render_section(title: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

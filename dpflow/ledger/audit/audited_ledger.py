@@ -9,6 +9,7 @@ import datetime as dt
 import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -25,6 +26,7 @@ from dpflow.ledger.books.records import (
     Settlement,
     checked_name,
     checked_principal,
+    is_same_principal,
     path_of,
     utc_text,
 )
@@ -166,7 +168,8 @@ class AuditedLedger(SealedDatabase):
 
         reader = StatementReader(scope, since, until, by, comparison=checked.comparison)
         reader.add_entries(itertools.islice(self.stream_history(), checked.entries))
-        return reader.make_statement()
+        stated = reader.make_statement()
+        return replace(stated, is_compared=not checked.gaps, remarks=checked.remarks)
 
     def has_paid(self, run: str) -> bool:
         """Whether any instance of a task paid for a release in this run (`Slot.run`), whatever it was."""
@@ -182,7 +185,7 @@ class AuditedLedger(SealedDatabase):
         checkpoints: Sequence[str] = (),
         keys: Sequence[str] = (),
         new_only: bool = False,
-    ) -> str:
+    ) -> tuple[str, VerificationReport]:
         """One HTML page for an auditor: grants, spend, refusals, orphans and decisions of a scope in a
         period, and whether the history extends checkpoints.
 
@@ -191,6 +194,9 @@ class AuditedLedger(SealedDatabase):
             since, until: from this entry or time on, and before that one; no bound if None.
             checkpoints: signed ones, and ``keys`` that may have signed them beside the owner's own.
             new_only: verify as `verify` does with the earliest of them; the page says so.
+
+        Returns: the page, and the verification that it states. A page of a history that does not extend a checkpoint begins
+            with NOT verified.
 
         Raises:
             UnknownName: nobody granted the scope.
@@ -206,7 +212,7 @@ class AuditedLedger(SealedDatabase):
         page = AuditPage(scope, since, until, answers, checked)
         # What was written since was not verified.
         page.add_entries(itertools.islice(self.stream_history(), checked.entries))
-        return page.render_html()
+        return page.render_html(), checked
 
     def _select_entries(
         self,
@@ -228,7 +234,7 @@ class AuditedLedger(SealedDatabase):
                     if (
                         str(row.at) >= earliest
                         and (scope is None or scope in path_of(row.scope))
-                        and principal in (None, row.principal)
+                        and (principal is None or is_same_principal(principal, row.principal))
                     ):
                         yield Entry.read_row(row)
 

@@ -23,12 +23,9 @@ def explain_entry(entry: Entry) -> str:
         return "cannot be read; run dpflow ledger verify"
 
 
-def explain_terms(rule: Filter, approvals: int) -> str:
-    """The terms of a grant in one line; what it does not have is left out."""
-    terms = [
-        f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}, filter {rule.name}"
-    ]
-    terms[0] += f", each {rule.period}" if rule.period else ""
+def explain_conditions(rule: Filter, approvals: int) -> str:
+    """The terms of a grant beside its amounts, in one line; what it does not have is left out."""
+    terms = [f"each {rule.period}"] if rule.period else []
     terms += [f"{approvals} approvals"] if approvals > 1 else []
     terms += [f"signers {_join_keys(rule.signers)}"] if rule.signers else []
     if rule.witness:
@@ -82,7 +79,12 @@ def _describe(entry: Entry) -> str:
         rule = Filter.from_json(stored_json(body["filter"]))
         signed = "signed" if body.get("signature") else "self-declared"
         approved = f", approves entry {body['proposal']}" if body.get("proposal") else ""
-        return f"{explain_terms(rule, body.get('approvals', 1))}; {signed}{approved}"
+        amounts = f"epsilon {exact_text(rule.epsilon)}, delta {exact_text(rule.delta)}"
+        terms = [
+            f"{amounts}, filter {rule.name}",
+            explain_conditions(rule, body.get("approvals", 1)),
+        ]
+        return "; ".join(filter(None, [*terms, f"{signed}{approved}"]))
     if entry.kind in ("reserve", "session"):
         request = stored_json(body["request"])
         task = f", task {body['dag_id']}.{body['task_id']}" if body["dag_id"] else ""
@@ -104,9 +106,10 @@ def _describe(entry: Entry) -> str:
         source = (
             f"from the checkpoint of entry {taken[1]} by {taken[3]}"
             if taken
-            else "by no checkpoint"
+            else "taking over no checkpoint"
         )
-        return f"{body['reason']} ({source}; {counted(len(body['closed']), 'scope')} closed)"
+        seen = f"; the mark had seen entry {body['marked'][0]}" if body["marked"] else ""
+        return f"{body['reason']} ({source}{seen}; {counted(len(body['closed']), 'scope')} closed)"
     if entry.kind in ("resolve", "reanchor"):
         decision = body.get("decision")
         return f"{f'{decision}: ' if decision else ''}{body.get('reason', '')}"

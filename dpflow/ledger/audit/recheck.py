@@ -126,6 +126,10 @@ class Recheck:
         self._keys: set[bytes] = set()
         self.watched: dict[str, tuple[int, list[int]]] = {}
         self.own_witness: list[int] = []
+        #: Entries of recoveries that closed scopes, and the last entry that the mark had seen, if it was known.
+        self.losses: list[tuple[int, int | None]] = []
+        #: Pairs of scopes that charged for the same data.
+        self.shared: set[tuple[str, str]] = set()
         # Of the entries that a witness may sign next, from this one on: digests of their hashes.
         self._first_head, self._heads = 0, bytearray()
 
@@ -302,7 +306,15 @@ class Recheck:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Checkpoints of witnesses that prove less than they seem to."""
+        """Sums that may be too small, and checkpoints of witnesses that prove less than they seem to."""
+        for number, seen in self.losses:
+            marked = "" if seen is None else f"; the mark had seen entry {seen}"
+            yield (
+                f"entries were lost before entry {number}, a recovery{marked}: what they charged beyond its checkpoint is in no "
+                f"sum, so what was spent may be more"
+            )
+        for first, second in sorted(self.shared):
+            yield f"scopes {first} and {second} pay for the same data, whose units lose the sum of what both spend"
         if self.own_witness:
             yield (
                 f"the user who charges could write where {counted(len(self.own_witness), 'checkpoint')} of witnesses, first in "
@@ -334,6 +346,9 @@ class Recheck:
             row = self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
             # The last gate counts and the first partition stays.
             row["gate"] = name if body["exclusive"] else row["gate"]
+            first = self.releases.get(row["first"])
+            if first is not None and path_of(first.scope)[0] != path_of(scope)[0]:
+                self.shared.add((path_of(first.scope)[0], path_of(scope)[0]))
             row["partition"] = row["partition"] or body["partition"] or None
         for claim in joined:
             self.data.setdefault(claim, {"first": name, "gate": None, "partition": None})
@@ -538,6 +553,9 @@ class Recheck:
         witnessed = taken is not None and (taken[1], taken[2]) in self.marks
         closed = [] if witnessed else sorted(self.scopes)
         _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
+        if closed:
+            seen = None if body["marked"] is None else int(body["marked"][0])
+            self.losses.append((entry.seq, seen))
         for name in closed:
             self.scopes[name] = self.scopes[name] | {"closed": 1, "seq": entry.seq}
         unsettled = self.releases.unsettled()

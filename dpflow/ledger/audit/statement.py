@@ -5,6 +5,7 @@ It is read from the entries alone and holds no result. Amounts are exact decimal
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -13,6 +14,7 @@ from html import escape
 from typing import Any, Literal
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT
+from dpflow.core.accounting.periods import Period, select_current, strip_period
 from dpflow.core.accounting.privacy_filters import (
     SATURATED,
     Capacity,
@@ -94,6 +96,9 @@ class Statement:
         unit_epsilon, unit_delta: as of the last line; "0" before the first charge.
         newest: number and hash of the last entry that was read, all of them verified.
         comparison: with which checkpoint kept elsewhere they were compared, or why with none.
+        is_whole: false after a loss that closed the scope: what the lost entries charged is in no sum.
+        is_compared: false where a witness is named, and its checkpoint could not be compared.
+        remarks: what the verification warned of.
     """
 
     scope: str
@@ -106,6 +111,9 @@ class Statement:
     unit_delta: str
     newest: tuple[int, str]
     comparison: str
+    is_whole: bool = True
+    is_compared: bool = True
+    remarks: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """JSON for programs; amounts are decimal texts."""
@@ -121,9 +129,12 @@ class Statement:
     @property
     def summary(self) -> str:
         """The total of a unit, and how far the statement goes."""
+        bound, lost = (
+            ("", "") if self.is_whole else ("at least ", " Lost entries may have charged more.")
+        )
         return (
-            f"A unit with rows in all blocks has paid epsilon {self.unit_epsilon or 'without bound'}, delta "
-            f"{self.unit_delta or 'without bound'} in all. Verified to entry {self.newest[0]}; {self.comparison}."
+            f"A unit with rows in all blocks has paid {bound}epsilon {self.unit_epsilon or 'without bound'}, delta "
+            f"{self.unit_delta or 'without bound'} in all.{lost} Verified to entry {self.newest[0]}; {self.comparison}."
         )
 
     def render_html(self) -> str:
@@ -137,6 +148,7 @@ class Statement:
                 begin_page(f"Statement of {self.scope}", width="90rem", style=_STYLE),
                 f"<p>From {escape(self.since)} to before {escape(self.until)}.</p>\n",
                 f"<p><b>{escape(self.summary)}</b> Hash {self.newest[1]}.</p>\n",
+                *(f"<p>{escape(remark)}</p>\n" for remark in self.remarks),
                 render_table([name.replace("_", " ") for name in shown], lines),
                 f"<h2>By {self.by}, in the block that paid most</h2>\n",
                 render_table(heads, totals),
@@ -222,9 +234,17 @@ class GroupSpend:
         for block, cost in charges:
             paid[block] = paid.get(block, Cost()) + cost
 
-    def largest(self, group: str) -> Cost:
+    def by_block(self, group: str, period: Period | None) -> dict[str, Cost]:
+        """What a group paid in each block. Rows of a block are in each of its periods, whose accounts are added up."""
+        sums: dict[str, Cost] = {}
+        for account, cost in self.costs[group].items():
+            block = strip_period(period, account)
+            sums[block] = sums.get(block, Cost()) + cost
+        return sums
+
+    def largest(self, group: str, period: Period | None) -> Cost:
         """The most that one block paid, of each amount: no unit of a block lost more."""
-        return _largest_cost(self.costs[group].values())
+        return _largest_cost(self.by_block(group, period).values())
 
 
 class StatementReader:
@@ -256,6 +276,7 @@ class StatementReader:
         self._spend = GroupSpend()
         self._states: dict[str, str] = {}
         self._newest = 0, ""
+        self._is_closed, self._is_whole = False, True
 
     def add_entries(self, entries: Iterable[Entry]) -> None:
         """All entries in their order."""
@@ -267,6 +288,7 @@ class StatementReader:
             kind, body = entry.kind, entry.body
             if kind == "grant" and entry.scope == self._scope:
                 self._filter = Filter.from_json(json.loads(body["filter"]))
+                self._is_closed = False
                 self._add_line(entry, "grant", Cost(), self._sums, within)
             elif kind in ("reserve", "session") and self._scope in path_of(entry.scope):
                 self._add_charge(entry, within)
@@ -294,9 +316,11 @@ class StatementReader:
         for release_id in entry.body["unsettled"]:
             ended = "fenced" if self._states.get(release_id) == "reserved" else "closed"
             self._states[release_id] = ended
-        for name, rule, *_ in entry.body["scopes"]:
+        for name, rule, _, _, closed, _ in entry.body["scopes"]:
             if name == self._scope:
-                self._filter = Filter.from_json(json.loads(rule))
+                self._filter, self._is_closed = Filter.from_json(json.loads(rule)), bool(closed)
+        if self._scope in entry.body["closed"]:
+            self._is_closed, self._is_whole = True, False
         taken = {b: Cost(*units) for at, b, *units in entry.body["spent"] if at == self._scope}
         lost = {b: subtract_cost(cost, self._sums.get(b, Cost())) for b, cost in taken.items()}
         self._sums |= taken
@@ -317,7 +341,13 @@ class StatementReader:
         if not within or self._filter is None:
             return
         body, charges = entry.body, what in ("release", "session")
-        left = _least_left(self._filter.capacity(), [self._sums[block] for block in blocks])
+        sums = [(block, self._sums[block]) for block in blocks]
+        if not charges:  # of an account that refreshes, what is left now
+            day = dt.date.fromisoformat(entry.at[:10])
+            sums = select_current(self._filter.period, sums, day)
+        left = _least_left(self._filter.capacity(), [cost for _, cost in sums])
+        if self._is_closed:
+            left = tuple(amount and _NOTHING_LEFT for amount in left)
         counted = self._count(cost) if charges else ("", "", "")
         task = f"{body['dag_id']}.{body['task_id']}" if charges and body["dag_id"] else ""
         self._lines.append(
@@ -362,8 +392,9 @@ class StatementReader:
             StatementLine(**line, state=self._states.get(line["release_id"], ""))
             for line in self._lines
         ]
+        period = None if self._filter is None else self._filter.period
         totals = [
-            StatementTotal(group, count, *self._count(self._spend.largest(group)))
+            StatementTotal(group, count, *self._count(self._spend.largest(group, period)))
             for group, count in sorted(self._spend.releases.items())
         ]
         return Statement(
@@ -376,6 +407,7 @@ class StatementReader:
             *self._unit_total(),
             self._newest,
             self._comparison,
+            is_whole=self._is_whole,
         )
 
 
@@ -389,7 +421,7 @@ def _largest_cost(costs: Collection[Cost]) -> Cost:
     return Cost(*(max((getattr(cost, name) for cost in costs), default=0) for name in names))
 
 
-def _least_left(capacity: Capacity, sums: Sequence[Cost]) -> tuple[str, str, str]:
+def _least_left(capacity: Capacity, sums: Sequence[Cost]) -> tuple[str, ...]:
     """What is left of each amount where least of it is; "" on a path that the filter does not have."""
     most = _largest_cost(sums)
     delta = max(capacity.delta, capacity.renyi_delta)

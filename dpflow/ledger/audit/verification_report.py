@@ -248,15 +248,22 @@ class VerificationReport:
         lines = [
             f"{counted(number, 'entry', 'entries')} verified: chain, anchor and sums hold; {self.comparison}{rest}"
         ]
-        if self.self_declared:
-            first = ", ".join(map(str, self.self_declared[:5]))
-            more = len(self.self_declared) - 5
-            lines.append(
-                f"self-declared, not signed: the decisions about grants in "
-                f"{'entry' if len(self.self_declared) == 1 else 'entries'} {first}"
-                f"{f' and {more} more' if more > 0 else ''}"
-            )
-        return "\n".join([*lines, *(f"warning: {warning}" for warning in self.warnings)])
+        return "\n".join([*lines, *self.remarks])
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What whoever relies on the outcome must know beside it, in sentences: what nobody signed, and the warnings."""
+        warnings = [f"warning: {warning}" for warning in self.warnings]
+        if not self.self_declared:
+            return tuple(warnings)
+        first = ", ".join(map(str, self.self_declared[:5]))
+        more = len(self.self_declared) - 5
+        unsigned = (
+            f"self-declared, not signed: the decisions about grants in "
+            f"{'entry' if len(self.self_declared) == 1 else 'entries'} {first}"
+            f"{f' and {more} more' if more > 0 else ''}"
+        )
+        return unsigned, *warnings
 
 
 def list_compared(

@@ -9,7 +9,7 @@ import io
 import os
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -259,8 +259,13 @@ class GitPlace:
     def notes(self) -> Iterator[tuple[int, str]]:
         """See `WitnessPlace`."""
         with self._fetched() as git:
-            last = self._count_added(git)
-            numbers = range(last, 0, -1)
+            yield from self._read_notes(git, range(self._count_added(git), 0, -1))
+
+    def _read_notes(
+        self, git: Callable[..., str], numbers: Sequence[int]
+    ) -> Iterator[tuple[int, str]]:
+        """Checkpoints of these numbers; "" for what is no file, such as a submodule."""
+        if numbers:
             names = "".join(f"{_BRANCH}:{name_note(number)}\n" for number in numbers)
             # Of each a line, its bytes, and a line's end; of what is no file the line alone.
             data = git("cat-file", "--batch", text=names).encode(errors="surrogateescape")
@@ -309,7 +314,7 @@ class GitPlace:
 
     def _read_newest(self, git: Callable[..., str]) -> tuple[int, str] | None:
         number = self._count_added(git)
-        return (number, git("show", f"{_BRANCH}:{name_note(number)}")) if number else None
+        return next(self._read_notes(git, [number])) if number else None
 
     def _count_added(self, git: Callable[..., str]) -> int:
         """Number of checkpoints. Raises `LedgerCorrupt`."""

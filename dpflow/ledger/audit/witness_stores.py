@@ -46,8 +46,8 @@ class _Taken(LedgerUnavailable):
     """There is a checkpoint of this number, or it is not the next one."""
 
 
-class _Forbidden(LedgerUnavailable):
-    """This user may not add anything."""
+class _Forbidden(InvalidInput):
+    """This user may not add anything, and a later try cannot help."""
 
 
 def name_note(number: int) -> str:
@@ -133,7 +133,7 @@ class NumberedPlace(ABC):
     def _taken(self) -> LedgerUnavailable:
         return _Taken(f"another checkpoint was added to {self}; try again")
 
-    def _forbidden(self) -> LedgerUnavailable:
+    def _forbidden(self) -> InvalidInput:
         return _Forbidden(f"{self} lets this user add no checkpoint; ask whoever runs it")
 
     def _unreachable(self, error: object) -> LedgerUnavailable:
@@ -175,6 +175,10 @@ class HttpPlace(NumberedPlace):
         status, number, note = self._ask("GET", "")
         if status == 204:
             return None
+        if status == 422:
+            raise LedgerCorrupt(
+                f"the witness {self}: {note.strip()[:200]}; bring the newest copy of its folder back"
+            )
         if status != 200 or not re.fullmatch("[1-9][0-9]{0,11}", number):
             raise self._unreachable(f"status {status}")
         return int(number), note

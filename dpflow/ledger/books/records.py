@@ -270,9 +270,12 @@ class AnswerRecord:
 def read_point(name: str, text: str) -> Point:
     """An entry's number, or a time with its zone. Raises `InvalidInput` that calls it ``name``."""
     try:
-        if text.isdecimal():
+        # A date without dashes is none of these: as a number it would be of no entry.
+        if text.isdecimal() and not re.fullmatch(r"20\d\d(0\d|1[0-2])[0-3]\d", text):
             # No database numbers further, and no ledger comes near.
             return min(int(text), 2**62)
+        if text.isdecimal():
+            raise ValueError
         time = dt.datetime.fromisoformat(text)
         return (time if time.tzinfo else time.replace(tzinfo=dt.UTC)).astimezone(dt.UTC)
     except (ValueError, OverflowError):

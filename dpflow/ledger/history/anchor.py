@@ -55,6 +55,10 @@ def default_folder(ledger_id: str) -> Path:
     return home / "dpflow" / ledger_id
 
 
+class WrapKeyMissing(LedgerCorrupt):
+    """The anchor's wrap key is another than the one that stored results need, such as one from before a rotation."""
+
+
 class Anchor:
     """The keys and the high-water mark of one ledger."""
 
@@ -168,7 +172,7 @@ class Anchor:
         return self._wrap[1]
 
     def wrap_key(self, name: str) -> bytes:
-        """The wrap key of this name. Raises `LedgerCorrupt` if it is neither the newest nor the one
+        """The wrap key of this name. Raises `WrapKeyMissing` if it is neither the newest nor the one
         before, which is there while a rotation is not complete.
         """
         newest = self.newest_wrap_key()
@@ -176,8 +180,9 @@ class Anchor:
             return newest[1]
         if (self.folder / _OLD).exists() and _key_name(old := self.stored_key(_OLD)) == name:
             return old
-        raise LedgerCorrupt(
-            f"the key {name[:8]!r} that opens stored results is not in {self.folder}; restore its file wrap"
+        raise WrapKeyMissing(
+            f"the key {name[:8]!r} that opens stored results is not in {self.folder}; restore the file wrap that was there when "
+            f"this database was written"
         )
 
     def begin_rotation(self) -> None:

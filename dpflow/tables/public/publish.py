@@ -11,6 +11,7 @@ import duckdb
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.core.contract.results import Synthetic
+from dpflow.errors import TableError
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
 from dpflow.tables.public.public_file import read_file, write_file
@@ -91,6 +92,9 @@ def withdraw_totals(
         write_file(database, deadline, write)
 
 
+_VIEW = "SELECT 1 FROM duckdb_views() WHERE schema_name = current_schema() AND NOT internal AND lower(view_name) = lower(?)"
+
+
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
     """Ids of the releases in a published table; none if file or table are missing. Raises like
     `publish`.
@@ -98,6 +102,10 @@ def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
         if not has_table(connection, table):
+            if connection.execute(_VIEW, [table]).fetchone():
+                raise TableError(
+                    f"{table} is a named answer, whose rows name no release; name a table that dpflow publish writes"
+                )
             return set()
         query = f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
         return {str(release_id) for (release_id,) in connection.execute(query).fetchall()}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
@@ -30,6 +31,7 @@ from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import charges
 from dpflow.ledger.history.chain import Writer
+from dpflow.ledger.history.checkpoint import Signer, parse_note
 
 
 @pytest.fixture(scope="module")
@@ -160,3 +162,47 @@ def test_a_field_that_it_does_not_know_is_named(place, tmp_path, change, field) 
     assert later != header
     ended = run_audit(f"{later}\n{rest}", tmp_path)
     assert "no export that this program reads: its schema" in ended.stderr
+
+
+def test_only_checkpoints_by_named_keys_are_compared(ledger, ask, tmp_path):
+    """What no named key signed, and what is no checkpoint, stops with a sentence; each other is named with its entry."""
+    ask.reserve(ledger, "one")
+    early, key = ledger.checkpoint(), ledger.signer.public_text
+    point = parse_note(early)
+    ask.reserve(ledger, "two")
+    export = export_text(ledger)
+    done = run_audit(export, tmp_path, early, keys=[key])
+    assert done.returncode == 0, done.stderr
+    assert "checkpoint of entry 2 by" in done.stderr and "1 entries behind it" in done.stderr
+    stranger, sign = Signer.create("stranger"), ledger.signer.sign
+    spent = tuple((s, b, replace(c, epsilon=9 * 10**11)) for s, b, c in point.spent)
+    for note, keys, sentence in (
+        (early, [], "no key that was named signed note-0.txt"),
+        (stranger.sign(point.text), [key], "no key that was named signed"),
+        (sign(replace(point, spent=spent).text), [key], "less is spent than note-0.txt says"),
+        (sign(replace(point, ledger_id="b" * 16).text), [key], "does not extend note-0.txt"),
+        (sign(replace(point, size=1).text), [key], "does not extend note-0.txt"),
+        ("4 00ff\n", [key], "note-0.txt is no checkpoint"),
+        ("", [key], "note-0.txt is no checkpoint"),
+        (sign("no checkpoint\nx\n"), [key], "note-0.txt is no checkpoint"),
+    ):
+        done = run_audit(export, tmp_path, note, keys=keys)
+        assert done.returncode == 1 and sentence in done.stderr, (sentence, done.stderr)
+        assert "Traceback" not in done.stderr and "all within" not in done.stderr
+
+
+def test_the_checkpoint_of_a_recovery_is_compared(ledger, ask, tmp_path):
+    """Its entries are gone; the recovery says that it took their sums over."""
+    ask.reserve(ledger, "one")
+    point, key = parse_note(ledger.checkpoint()), ledger.signer.public_text
+    spent = tuple((s, b, replace(c, epsilon=7 * 10**11)) for s, b, c in point.spent)
+    lost = ledger.signer.sign(replace(point, size=99, head="1" * 64, spent=spent).text)
+    ledger.recover(reason="host lost", principal="owner", checkpoint=lost)
+    assert ledger.verify(since=lost).ok
+    alone = run_audit(export_text(ledger), tmp_path)
+    assert "name its file" in alone.stderr and "sums may be too small" in alone.stderr
+    done = run_audit(export_text(ledger), tmp_path, lost, keys=[key])
+    assert done.returncode == 0 and "taken over" in done.stderr and "name its" not in done.stderr
+    more = tuple((s, b, replace(c, epsilon=8 * 10**11)) for s, b, c in point.spent)
+    other = ledger.signer.sign(replace(point, size=99, head="1" * 64, spent=more).text)
+    assert "less is spent" in run_audit(export_text(ledger), tmp_path, other, keys=[key]).stderr

@@ -78,7 +78,7 @@ def test_new_entries_go_through_the_same_rules(ledger, ask):
     texts = [note.rpartition("\n\n")[0] for note in (forward, full)]
     assert texts[0].replace(f"checked after {point.size}", "checked after 0") == texts[1]
     assert ledger.verify(since=forward, new_only=True).ok
-    page = ledger.report("flights", checkpoints=[early], new_only=True)
+    page = ledger.report("flights", checkpoints=[early], new_only=True)[0]
     assert f"Entries behind {point.size} were verified" in page and "whole history" not in page
 
 

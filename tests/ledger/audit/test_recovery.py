@@ -290,7 +290,7 @@ def test_no_checkpoint_is_confirmed_whose_charges_are_gone(spent_twice, reason):
     )
     for note in (lost, early):
         assert "no recovery took over what it says" in ledger.verify(since=note).problems[0]
-        (row,) = re.findall(r"<td>(yes|NO)", ledger.report("flights", checkpoints=[note]))
+        (row,) = re.findall(r"<td>(yes|NO)", ledger.report("flights", checkpoints=[note])[0])
         assert row == "NO"
     assert ledger.verify().ok
 
@@ -470,7 +470,7 @@ def test_keys_rotate(ledger, place, ask):
         assert opened.ask(held.session_id, "q").answer == {"yes": True}
     assert ledger.verify().ok
     (place.anchor / "wrap").write_bytes(old)
-    with pytest.raises(LedgerCorrupt, match="restore its file wrap"):
+    with pytest.raises(LedgerCorrupt, match="restore the file wrap"):
         settle(place.open(), ask, "one")
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import csv
+import datetime as dt
 import io
 import re
 from dataclasses import replace
 from decimal import Decimal
 from fractions import Fraction
+from html import escape
 
 import pytest
 from audit_program import export_text
@@ -15,7 +17,8 @@ from audit_program import export_text
 from dpflow.core.accounting.events import Pure
 from dpflow.errors import LedgerCorrupt, UnknownName
 from dpflow.ledger.audit import statement as statements
-from dpflow.ledger.history.checkpoint import Checkpoint, open_note
+from dpflow.ledger.history import chain
+from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 
 
 def balances(ledger, scope):
@@ -100,12 +103,12 @@ def lose_most(ledger, ask):
 
 
 def test_what_a_recovery_took_over_is_a_line(ledger, ask):
-    """Its balance has the sums of the checkpoint, and what it fenced is fenced."""
+    """Its total has the sums of the checkpoint, nothing is left of what it closed, and what it fenced is fenced."""
     lose_most(ledger, ask)
     lines = ledger.statement("flights").lines
     assert [line.what for line in lines] == ["grant", "release", "recovery"]
     assert (lines[2].left_epsilon, lines[2].unit_epsilon, lines[2].name) == (
-        "0.3",
+        "0",
         "0.7",
         "host lost",
     )
@@ -121,13 +124,99 @@ def test_what_a_recovery_took_over_is_a_line(ledger, ask):
 def test_a_report_says_what_a_recovery_took_over(ledger, ask):
     """The sums in all are those of the ledger; what was fenced does not run; terms that were stated are grants."""
     lose_most(ledger, ask)
-    page = ledger.report("flights")
+    page = ledger.report("flights")[0]
     (row,) = re.findall(r"<tr><td>all rows</td>(.*?)</tr>", page)
     assert row.count("<td>0.7</td>") == 2
     assert "orphan" not in page and "took over the checkpoint of entry 99" in page
-    later = ledger.report("flights", since=ledger.history(limit=1)[0].seq)
+    later = ledger.report("flights", since=ledger.history(limit=1)[0].seq)[0]
     (row,) = re.findall(r"<tr><td>all rows</td>(.*?)</tr>", later)
     assert "<td>0.6</td>" in row and "<td>0.7</td>" in row
+
+
+def test_what_lost_entries_charged_is_in_no_total(ledger, ask, place):
+    """After a loss that closed the scope: nothing is left, and each total says that it may be too small, for ever."""
+    ask.reserve(ledger, "one")
+    early = ledger.checkpoint()
+    point = Checkpoint.parse(open_note(early, [ledger.signer.public_text])[0])
+    ledger.recover(
+        reason="disk", principal="owner",
+        checkpoint=ledger.signer.sign(replace(point, size=99, head="1" * 64).text),
+    )  # fmt: skip
+    stated = ledger.statement("flights")
+    assert stated.lines[-1].left_epsilon == "0" and not stated.is_whole
+    assert "has paid at least epsilon 0.1" in stated.summary
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    stated = ledger.statement("flights")
+    assert stated.lines[-1].left_epsilon == "0.9" and "at least" in stated.summary
+    assert ledger.has_recovered()
+    page = ledger.report("flights")[0]
+    for text in (str(ledger.verify()), " ".join(stated.remarks), page, stated.render_html()):
+        assert "entries were lost before entry" in text
+
+
+def test_periods_of_one_block_are_added_up(ledger, ask, monkeypatch):
+    """The people of a quota that refreshes lose in each month what they lose in all."""
+    ledger.grant("s", 10, 0, table=None, filter="basic", principal="o")
+    ledger.quota("s/q", "0.1", 0, period="month", principal="o")
+    for month in ("08", "09", "10"):
+        at = dt.datetime.fromisoformat(f"2099-{month}-02T00:00:00+00:00").timestamp()
+        monkeypatch.setattr(chain.time, "time", lambda at=at: at)
+        ask.reserve(ledger, f"in {month}", scope="s/q", principal="ann")
+    ledger.quota("s/q", "0.2", 0, principal="o")
+    stated = ledger.statement("s/q", by="principal")
+    assert [(t.group, t.epsilon) for t in stated.totals] == [("ann", "0.3")]
+    assert [line.left_epsilon for line in stated.lines] == ["0.1", "0", "0", "0", "0.1"]
+    page = ledger.report("s/q")[0]
+    assert "<td>ann</td><td>3</td><td>0.3</td>" in page
+    (row,) = re.findall(r"<tr><td>all rows</td>(.*?)</tr>", page)
+    assert row.count("<td>0.3</td>") == 2
+
+
+def test_a_page_of_a_restored_copy_begins_with_not_verified(ledger, ask):
+    """It is no success of a nightly job either."""
+    ask.reserve(ledger, "one")
+    point = Checkpoint.parse(open_note(ledger.checkpoint(), [ledger.signer.public_text])[0])
+    other = ledger.signer.sign(replace(point, size=99, head="1" * 64).text)
+    page, checked = ledger.report("flights", checkpoints=[other])
+    assert not checked.ok and "NOT verified: " in page and "was verified" not in page
+    assert page.index("NOT verified") < page.index("From the first entry")
+
+
+def test_a_page_says_what_nobody_signed_and_who_may(ledger, ask, monkeypatch):
+    """And what else verification warns of, such as clocks that went back."""
+    ann, bob = Signer.create("ann"), Signer.create("bob")
+    terms = {"table": None, "filter": "basic", "principal": "login"}
+    keys = [ann.public_text, bob.public_text]
+    told = ledger.grant("signed", 1, 0, signers=keys, signer=ann, approvals=2, **terms)
+    ledger.approve("signed", told.seq, principal="login", signer=bob)
+    ask.reserve(ledger, "one")
+    monkeypatch.setattr(chain.time, "time", lambda: 10**9)
+    ask.reserve(ledger, "two")
+    remarks = ledger.verify().remarks
+    assert "self-declared" in remarks[0] and "warning: time goes back" in " ".join(remarks)
+    stated = ledger.statement("flights")
+    assert stated.remarks == remarks
+    for page in (ledger.report("flights")[0], stated.render_html()):
+        assert all(escape(remark) in page for remark in remarks)
+    assert "self-declared</td>" in ledger.report("flights")[0]
+    page = ledger.report("signed")[0]
+    conditions = f"2 approvals; signers ann+{ann.number.hex()}, bob+{bob.number.hex()}"
+    assert f"<td>{conditions}</td><td>bob</td><td>signed</td>" in page
+    assert f"filter basic; {conditions}; signed" in page
+
+
+def test_scopes_that_pay_for_one_table_are_named(ledger, ask):
+    """Whoever may grant can make another scope: its charges are in no sum of the first."""
+    for scope in ("visits2", "beside"):
+        ledger.grant(scope, 1, 0, table=None, filter="basic", principal="mallory")
+    ask.reserve(ledger, "one", data=["table t"])
+    ask.reserve(ledger, "two", scope="visits2", data=["table t"])
+    ask.reserve(ledger, "three", scope="beside", data=["table u"])
+    sentence = "scopes flights and visits2 pay for the same data"
+    report = ledger.verify()
+    assert report.ok and sentence in str(report) and "beside" not in str(report)
+    assert sentence in " ".join(ledger.statement("flights").remarks)
+    assert sentence in ledger.report("flights")[0]
 
 
 def test_forms_agree_and_are_safe(ledger, ask):

@@ -222,7 +222,7 @@ def test_a_table_that_this_login_cannot_write(small, postgres, ask):
     reading = open_place(url.replace("//postgres", f"//{login}", 1))
     assert reading.newest() == open_place(url).newest()
     assert open_place(url).may_be_written() and not reading.may_be_written()
-    with pytest.raises(LedgerUnavailable, match="lets this user add no checkpoint"):
+    with pytest.raises(InvalidInput, match="lets this user add no checkpoint"):
         reading.add(2, reading.newest()[1])
     assert open_place(url).newest()[0] == 1
 
@@ -236,8 +236,18 @@ def test_a_server_knows_its_witness_by_the_token(small, make_keep, monkeypatch):
         monkeypatch.setenv("DPFLOW_LEDGER_WITNESS_TOKEN", token)
         place = open_place(keep)
         assert not place.may_be_written()
-        with pytest.raises(LedgerUnavailable, match="lets this user add no checkpoint"):
+        with pytest.raises(InvalidInput, match="lets this user add no checkpoint"):
             place.add(2, place.newest()[1])
+
+
+def test_a_server_says_that_a_checkpoint_was_taken_away(small, make_keep, tmp_path):
+    """An alarm, and nothing that a later try could mend."""
+    keep = make_keep("http", NIGHTLY.public_text)
+    small.witness(keep, NIGHTLY)
+    file = tmp_path / "witness" / "000000000001.txt"
+    file.rename(file.with_name("000000000002.txt"))
+    with pytest.raises(LedgerCorrupt, match="a checkpoint is gone"):
+        open_place(keep).newest()
 
 
 def test_a_server_may_ask_a_token_of_readers(small, tmp_path, monkeypatch):

@@ -32,7 +32,8 @@ def agree(ledger, tmp_path, early=None):
     note = ledger.checkpoint(NIGHTLY)
     assert run_audit(export_text(ledger), tmp_path, note).returncode == 0
     origin, size, rest = note.split("\n", 2)
-    other = "\n".join([origin, str(int(size) - 1), rest])
+    text = "\n".join([origin, str(int(size) - 1), rest]).rpartition("\n\n")[0] + "\n"
+    other = NIGHTLY.sign(text)
     assert "does not extend note-1" in run_audit(export_text(ledger), tmp_path, note, other).stderr
     if early is not None:
         report = ledger.verify(since=early, new_only=True)
@@ -139,7 +140,7 @@ def test_a_witness_that_is_late_or_out_of_reach_is_retryable(
         assert "NOT compared with a witness: " in str(report)
     brought = watched.verify(since=watched._sign(NIGHTLY, None), keys=[NIGHTLY.public_text])
     assert brought.ok == (kind == "no place") and brought.compared_with, brought
-    page = watched.report("flights")
+    page = watched.report("flights")[0]
     assert "NOT compared with a witness: " in page
     assert "NOT compared with a witness: " in watched.statement("flights").summary
 
@@ -243,6 +244,26 @@ def test_a_witness_fails_aloud_where_others_added(watched, make_keep, ask, tmp_p
         assert said in done.output.replace("\n", " ")
         assert isinstance(done.exception, LedgerCorrupt)
         assert "000000000002.txt is not newer than what was there before it" in str(done.exception)
+
+
+def test_what_is_no_file_in_a_git_repository_is_passed_over(watched, ask, tmp_path):
+    """Who may only add commits a submodule under the next name: the witness signs on, and says what was added."""
+    bare, work = tmp_path / "w.git", tmp_path / "work"
+    subprocess.run(["git", "init", "--quiet", "--bare", "-b", "main", str(bare)], check=True)
+    name = f"git+{bare}"
+    watched.witness(name, NIGHTLY)
+    subprocess.run(["git", "clone", "--quiet", str(bare), str(work)], check=True)
+    entry = f"160000,{'1' * 40},000000000002.txt"
+    who = ["-c", "user.name=eve", "-c", "user.email=eve@localhost"]
+    for words in (
+        ["update-index", "--add", "--cacheinfo", entry],
+        ["commit", "--quiet", "-m", "x"],
+        ["push", "--quiet"],
+    ):
+        subprocess.run(["git", *who, *words], cwd=work, check=True, capture_output=True)
+    ask.reserve(watched, "d0", scope="free")
+    added = watched.witness(name, NIGHTLY)
+    assert added.is_new and open_place(name).newest()[0] == 3
 
 
 def test_a_git_repository_is_added_to_and_never_rewritten(watched, ask, tmp_path):

@@ -472,3 +472,18 @@ def test_a_session_can_be_given_up(ledger, ask):
     assert ask.spent(ledger) == {"": "0.2"} and not ledger.verify().problems
     with pytest.raises(UnknownName, match="no session"):
         ledger.session("none")
+
+
+def test_a_wrap_key_from_before_a_rotation_is_named(ledger, ask):
+    """Not the result, which is whole: it opens again with the file that was there."""
+    ledger.settle(ask.reserve(ledger, "one"), {"value": 1})
+    file = ledger._anchor.folder / "wrap"
+    before = file.read_bytes()
+    ledger.rotate(principal="owner")
+    after = file.read_bytes()
+    file.write_bytes(before)
+    report = ledger.verify()
+    assert not report.ok and "settled" not in str(report)
+    assert "restore the file wrap" in str(report)
+    file.write_bytes(after)
+    assert ledger.verify().ok
