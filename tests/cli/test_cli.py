@@ -122,7 +122,10 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     )
     shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
     assert shown["rows"] == paid["rows"]
-    assert paid["release_id"] in dpflow(tiny, "release", "--show", paid["release_id"]).stdout
+    again = dpflow(tiny, "release", "--show", paid["release_id"]).stdout
+    assert (
+        paid["release_id"] in again and "charged to visits by " in again and ": epsilon " in again
+    )
 
 
 def test_a_printed_request_is_a_release_file(tiny: Tiny) -> None:
