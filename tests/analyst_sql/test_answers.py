@@ -126,6 +126,27 @@ def test_missing_values_count_as_declared(fresh: World) -> None:
     assert variance == pytest.approx(expected_variance, rel=1e-2)
 
 
+def test_a_quotient_that_is_no_mean_has_a_note(fresh: World) -> None:
+    """A sum counts missing values as declared, and COUNT leaves them out."""
+    fresh.table = fresh.declare(columns={"age": {"lower": 0, "upper": 100, "missing": 100}})
+    word = "AVG(age) is not SUM(age) / COUNT(age), but SUM(age) / COUNT(*)"
+    for items, is_noted in (
+        ("SUM(age) / COUNT(age)", True),
+        ("AVG(age), AVG(age + 0)", True),
+        ("SUM(age) / COUNT(*), AVG(age)", False),
+        ("AVG(age + 0), COUNT(age)", False),
+    ):
+        text = f"SELECT {items} FROM visits"
+        plan = dpflow.plan_sql(
+            text, epsilon=1, scope="visits", tables=[fresh.table], ledger=fresh.ledger
+        )
+        answer = fresh.ask(text, epsilon=EXACT)
+        told = [
+            any(word in note for note in notes) for notes in (plan.explain()["notes"], answer.notes)
+        ]
+        assert told == [is_noted] * 2
+
+
 def test_intervals_of_expressions_hold(fresh: World) -> None:
     """Of several released numbers together: in 95 of 100 draws, also for sums and quotients."""
     text = (

@@ -18,6 +18,7 @@ from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
 from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText, read_source, refusal_of
+from dpflow.analyst_sql.parse.value_columns import describe_missing
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.releases.grouping_levels import (
     PlannedParts,
@@ -416,7 +417,7 @@ def answer_sql(
     close_sources()
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
-    notes = list(plan.unpaid)
+    notes = [*plan.unpaid, *describe_missing(plan.query.list_releases())]
     of_totals: set[str] = set()
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]

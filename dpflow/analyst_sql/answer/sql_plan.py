@@ -21,6 +21,7 @@ from dpflow.analyst_sql.parse.select_query import (
     join_conditions,
 )
 from dpflow.analyst_sql.parse.text_and_options import SourceText
+from dpflow.analyst_sql.parse.value_columns import describe_missing
 from dpflow.analyst_sql.releases.cells import find_measure, find_release, make_width
 from dpflow.analyst_sql.releases.grouping_levels import AddedLevel
 from dpflow.analyst_sql.releases.query_parts import PartPlan
@@ -311,6 +312,7 @@ def _describe_width(
 
 
 def _list_notes(plan: SqlPlan) -> Iterator[str]:
+    yield from describe_missing(plan.query.list_releases())
     aggregates = [one for query in plan.query.list_releases() for one in query.aggregates]
     shares = {one.share for one in aggregates if one.kind == "quantile"} - {None}
     if shares & set(_TAILS):

@@ -8,12 +8,13 @@ different filters share one scan, one truncation of contributions and one privac
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from dpflow.analyst_sql.parse.private_rows import inline_expressions
-from dpflow.analyst_sql.parse.select_query import SqlAggregate
+from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
@@ -113,6 +114,29 @@ def _fill_missing(node: Node, table: Table) -> Node:
     if missing == "skip":
         return node
     return Node("coalesce", (node, Node("number", (_decimal(missing),))))
+
+
+def describe_missing(queries: Sequence[SelectQuery]) -> list[str]:
+    """What to say of columns whose missing values one statistic counts as a number, and another leaves out."""
+    filled, left_out = dict[str, Fraction](), set[str]()
+    for query in queries:
+        for aggregate in query.aggregates:
+            value = aggregate.value
+            if value is None:
+                continue
+            if aggregate.kind == "values" or value.op != "column":
+                left_out |= value.column_names()
+            elif aggregate.kind in ("sum", "mean", "variance"):
+                name = ".".join(value.args[0])
+                missing = query.table.column(name).missing
+                if missing != "skip":
+                    filled[name] = missing
+    return [
+        f"sums and means of {name} count a missing one as {missing}, and counts and expressions leave it out: AVG({name}) is not "
+        f"SUM({name}) / COUNT({name}), but SUM({name}) / COUNT(*)"
+        for name, missing in sorted(filled.items())
+        if name in left_out
+    ]
 
 
 def _decimal(value: Fraction) -> Decimal:

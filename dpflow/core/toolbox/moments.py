@@ -18,8 +18,8 @@ where the interval of n excludes 0, else there is no value; the mean clamped to 
 n - 1) to what bounded values can have.
 Errors are half-widths, given half-widths (tails) of the moments, and bound the noise for whatever rows:
 |S/N - s/n| <= (|S - s| + |s/n| |N - n|)/N with N >= n minus its tail, and the same for q; |m^2 - M^2| <= |m - M| (2|m| + |m - M|).
-To a half-width of a mean or variance comes what rounding moves one value or square by at most, where values are
-computed or squares are coarse.
+To a half-width of a mean or variance comes what rounding moves one value or square by at most, where values are computed
+on a grid that no declared step gives, as quotients are, or squares are coarse.
 """
 
 from __future__ import annotations
