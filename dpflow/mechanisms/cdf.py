@@ -240,27 +240,38 @@ class Cdf(Mechanism[CdfParams]):
         """Shares are between 0 and 1."""
         return {SHARE_BELOW: ValueRange(0, 1)}
 
-    def _edge_error(self, params: CdfParams, table: Table, sizes: Sizes) -> int:
-        """Of the number of rows below an edge, all edges at once, with probability 95 %."""
+    def _edge_error(self, params: CdfParams, table: Table, sizes: Sizes, sides: int = 2) -> int:
+        """How far the number of rows on one side of an edge is off, all edges at once, with probability 95 %: of edges
+        that are counted from the nearer of two ends, as middle ones are, or of any.
+        """
         scale = self._cell_noise(params, table, sizes.levels).scale
         branches = find_branches(sizes.cells, sizes.levels)
-        terms = math.ceil(branches / 2) * sizes.levels
+        terms = math.ceil(branches / sides) * sizes.levels
         return sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))
 
+    def _share_error(self, params: CdfParams, table: Table, sizes: Sizes, rows: int) -> float:
+        """The half-width of a share below an edge at most, wherever the rows lie.
+
+        With b and a rows counted below and above, off by w and v at most, the half-width is at most
+        (b v + a w)/(b + a) / (b + a - |w - v|), and b + a is at least the number of rows - w - v.
+        """
+        error = self._edge_error(params, table, sizes, sides=1)
+        return min(1.0, error / (rows - 2 * error)) if rows > 2 * error else 1.0
+
     def rank_error(self, params: CdfParams, table: Table, rows: int) -> float:
-        """About how far, in rows, the rank of a quantile is stated to be off at most, of so many rows: as
-        an edge is, and a cell further.
+        """About how far, in rows, the rank of a quantile is stated to be off, of so many rows that fill cells
+        evenly: as an edge is, and a cell further. To choose a method by; no bound.
         """
         sizes = self._sizes(params, table, rows)
         return self._edge_error(params, table, sizes) + rows / sizes.cells
 
     def error_bound(self, params: CdfParams, table: Table) -> ErrorBound:
-        """What a share below an edge is off by, for some numbers of rows, all edges at once."""
+        """The half-width of a share below an edge at most, for some numbers of rows, all edges at once."""
         widths, chosen = {}, []
         for rows in _SHOWN_ROWS:
             sizes = self._sizes(params, table, rows)
-            width = self._edge_error(params, table, sizes)
-            widths[f"share below an edge, of {rows:,} rows"] = min(1.0, width / rows)
+            width = self._share_error(params, table, sizes, rows)
+            widths[f"share below an edge, of {rows:,} rows"] = width
             method = "a histogram" if sizes.levels == 1 else f"a tree of {sizes.levels} levels"
             chosen.append(
                 f"{rows:,} rows: {sizes.search} search levels, {sizes.cells} cells in {method}, "
