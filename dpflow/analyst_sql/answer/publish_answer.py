@@ -44,7 +44,8 @@ def publish_answer(
     columns = answer.list_published()
     confidences = tuple(column[3] for column in columns)
     released_at, chosen = answer.released_at, answer.chosen
-    about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source)
+    releases = tuple(origin.release_id for origin in answer.origins)
+    about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source, releases)
     publish_view(database, name, [column[:3] for column in columns], about)
     return f"{database.name}:{name}"
 

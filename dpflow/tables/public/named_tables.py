@@ -66,6 +66,7 @@ class AnswerRun:
             columns; 100 without noise, 0 where nothing bounds it.
         chosen: noise chose which rows there are.
         source: DAG and task that asked; "" outside of Airflow.
+        releases: ids of the releases that the answer was computed from.
     """
 
     block: str = ""
@@ -74,6 +75,7 @@ class AnswerRun:
     confidences: tuple[int, ...] = ()
     chosen: bool = True
     source: str = ""
+    releases: tuple[str, ...] = ()
 
     @property
     def interval(self) -> dt.datetime | None:
@@ -120,7 +122,7 @@ def publish_view(
             connection.execute(f"CREATE OR REPLACE TABLE {rows} (block VARCHAR, run VARCHAR)")
             connection.execute(
                 f"CREATE OR REPLACE TABLE {runs} (block VARCHAR, run VARCHAR, interval_start TIMESTAMP, "
-                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT)"
+                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT, releases VARCHAR[])"
             )
         _require_own_run(connection, database, name, about)
         if stored != before:
@@ -148,7 +150,7 @@ def publish_view(
         for table in (rows, runs):
             connection.execute(f"DELETE FROM {table} WHERE block = ? AND run = ?", key)
         connection.execute(
-            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+            f"INSERT INTO {runs} VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
             [
                 *key,
                 about.interval,
@@ -157,6 +159,7 @@ def publish_view(
                 about.chosen,
                 about.source,
                 position,
+                [*about.releases],
             ],
         )
         if columns[0][2]:

@@ -195,3 +195,11 @@ def test_of_one_second_the_last_is_the_latest(tmp_path: Path) -> None:
     # Asked again it is as old as it was.
     put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
     assert [row[0] for row in read(file, "answer_latest")] == [3, 3]
+
+
+def test_each_answer_names_its_releases(tmp_path: Path) -> None:
+    """So that the cost of a number is found in the ledger."""
+    file = tmp_path / "out.duckdb"
+    for ids in (("a1", "b2"), ("c3",)):
+        put(file, AnswerRun("", "r", moment(1), releases=ids), (1, "Oslo"))
+        assert read(file, '(SELECT releases FROM dpflow_answers."answer runs")') == [([*ids],)]
