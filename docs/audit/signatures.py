@@ -108,12 +108,14 @@ def compare(audit, names):
             ledger, size = lines[0].removeprefix("dpflow.ledger/"), int(lines[1])
             head = base64.b64decode(lines[2], validate=True).hex()
             spent = [json.loads(line[6:]) for line in lines if line.startswith("spent ")]
-            sums = {(scope, block): units for scope, block, *units in spent}
-        except (OSError, ValueError, LookupError, TypeError):
+            sums = {(at, block): [*map(int, units)] for at, block, *units in spent}
+            assert size > 0 and all(len(units) == 3 for units in sums.values())
+        except (AssertionError, OSError, ValueError, LookupError, TypeError):
             return f"{file} is no checkpoint", missing, said, taken
         if not signers:
             wrong = (
-                f"no key that was named signed {file}: name the verifier key of who did behind it"
+                f"no key that was named signed {file}: name the verifier key of who did behind it "
+                "(the owner's: dpflow ledger key)"
             )
             return wrong, missing, said, taken
         named, now = [ledger, size, head], audit.spent
@@ -126,7 +128,7 @@ def compare(audit, names):
             return f"the history does not extend {file}", missing, said, taken
         for (scope, block), units in sums.items():
             counted = now.get(scope, {}).get(block, (0, 0, 0))
-            if any(a > b for a, b in zip(units, counted, strict=True)):
+            if any(a > b for a, b in zip(units, counted)):
                 return f"less is spent than {file} says of {scope}", missing, said, taken
         how = f"extended, {len(audit.heads) - size} entries behind it" if is_here else "taken over"
         by = ", ".join(sorted(key.split("+")[0] for key in signers))
