@@ -169,6 +169,7 @@ def history(
         entries = (Entry(**entry) for entry in found)
     else:
         book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
+        statement.require_reached(book, first)
         entries = book.stream_history(scope, since=first, principal=principal)
         if limit is not None and not kind:
             entries = book.history(scope, since=first, principal=principal, limit=limit)
@@ -326,12 +327,13 @@ def write_report(
     """Verify everything, then write a page about a scope and a period: grants, spend by DAG and
     principal, refusals, orphans, decisions of owners, checkpoints.
     """
-    points = statement.read_points(since, until)
+    points, book = statement.read_points(since, until), open_ledger(ledger)
+    statement.require_reached(book, points["since"])
     notes = [read_text(file) for file in checkpoint or ()]
     if new_only and not notes:
         raise InvalidInput("--new-only starts at a checkpoint; name it with --checkpoint FILE")
     terms: Any = points | {"checkpoints": notes, "keys": key or (), "new_only": new_only}
-    page, checked = open_ledger(ledger).report(scope, **terms)
+    page, checked = book.report(scope, **terms)
     write_page(page, file, f"the report on {scope}")
     for remark in [str(checked)] if not checked.ok else checked.remarks:
         print(remark, file=sys.stderr)

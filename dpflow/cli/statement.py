@@ -23,6 +23,8 @@ from dpflow.cli.console import (
     write_page,
 )
 from dpflow.engine.releases.reconcile import parse_place, reconcile
+from dpflow.errors import InvalidInput
+from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import Point, read_point
 
 #: Columns of a terminal; the other forms have all, and every digit.
@@ -56,6 +58,16 @@ def read_points(since: str | None, until: str | None) -> dict[str, Point | None]
     }
 
 
+def require_reached(ledger: Ledger, since: Point | None) -> None:
+    """Refuse a first entry that is further than the next one: nothing of a period would read as nothing happened."""
+    newest = ledger.history(limit=1)
+    end = newest[0].seq if newest else 0
+    if isinstance(since, int) and since > end + 1:
+        raise InvalidInput(
+            f"since is entry {since}, and the history ends at entry {end}; give an earlier one"
+        )
+
+
 def write_statement(
     scope: Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")],
     file: Annotated[
@@ -82,7 +94,9 @@ def write_statement(
     Beside each line is what a unit with rows in every block has paid in all.
     """
     form = "json" if as_json else form
-    stated = open_ledger(ledger).statement(scope, **read_points(since, until), by=by)
+    points, book = read_points(since, until), open_ledger(ledger)
+    require_reached(book, points["since"])
+    stated = book.statement(scope, **points, by=by)
     if form == "table" and file is None:
         lines = [{**asdict(line), "at": line.at[:16].replace("T", " ")} for line in stated.lines]
         shown = [name for name in _SHOWN if any(line[name] not in ("", "0") for line in lines)]
