@@ -144,16 +144,14 @@ def reconcile_ledger(
     if as_json:
         show_json(result.to_json())
     else:
-        compared = (
-            f"{result.published} of {result.to_publish} published, by id only (values are not compared), "
-            f"{result.settled - result.to_publish} with no table to publish in"
-        )
+        compared = f"{result.published} of {result.to_publish} published, by id only (values are not compared)"
         print(
             f"{result.charged} charged, {result.settled} settled, {result.closed} closed, "
             f"{compared if places else 'no published table was compared (--published FILE)'}"
         )
         for names, what in (
             (result.orphans, "orphans (clear their tasks, or: dpflow ledger resolve)"),
+            (result.no_table, "settled, with no table to publish in"),
             (result.unpublished, "settled and not published (dpflow publish)"),
             (result.unknown, "published and not settled here"),
         ):

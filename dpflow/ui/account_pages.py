@@ -64,6 +64,7 @@ def show_reconciliation(visit: Visit) -> Page:
         ("Closed without a result", found.closed, ()),
         ("Orphans: charged, neither settled nor closed", len(found.orphans), found.orphans),
         ("Published", compared if visit.host.published else "no table was named to this page", ()),
+        ("Settled, with no table to publish in", len(found.no_table), found.no_table),
         ("Settled, and not published", len(found.unpublished), found.unpublished),
     ]
     if is_complete and visit.host.published:
@@ -72,7 +73,7 @@ def show_reconciliation(visit: Visit) -> Page:
     unknown = found.unknown if is_complete else ()
     is_good = not (found.orphans or found.unpublished or unknown)
     verdict = "Nothing is open, missing or unknown." if is_good else "Something is open, missing or unknown."  # fmt: skip
-    about = "Sessions publish nothing and are left out."
+    about = "Sessions publish nothing and are left out. Published tables are compared by id only, not by value."
     if not is_whole:
         about += (
             f" Only the newest {_NEWEST} charges are compared; of all: dpflow ledger reconcile."

@@ -60,7 +60,7 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         "rows",
         "published",
     }
-    operator().execute(context(world.folder, day=2))
+    second = operator().execute(context(world.folder, day=2))
     assert world.spent() == "2"
     with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
         columns = connection.execute(
@@ -68,6 +68,9 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ).fetchall()
         assert len(connection.execute("SELECT * FROM cities").fetchall()) == 6
         assert len(connection.execute("SELECT * FROM cities_latest").fetchall()) == 3
+        listed = connection.execute("SELECT DISTINCT releases FROM cities").fetchall()
+    paid = [",".join(one["release_id"] for one in day["releases"]) for day in (first, second)]
+    assert sorted(ids for (ids,) in listed) == sorted(paid)
     assert columns == [
         ("city", "VARCHAR"),
         ("n", "BIGINT"),
@@ -86,6 +89,7 @@ def test_a_run_pays_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
         ("run", "VARCHAR"),
         ("interval_start", "TIMESTAMP"),
         ("released_at", "TIMESTAMP"),
+        ("releases", "VARCHAR"),
     ]
 
 

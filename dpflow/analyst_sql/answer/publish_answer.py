@@ -43,8 +43,7 @@ def publish_answer(
     run = run or ("" if revision is None else f"revision {revision}")
     columns = answer.list_published()
     confidences = tuple(column[3] for column in columns)
-    released_at, chosen = answer.released_at, answer.chosen
-    releases = tuple(origin.release_id for origin in answer.origins)
+    released_at, chosen, releases = answer.released_at, answer.chosen, answer.release_ids
     about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source, releases)
     publish_view(database, name, [column[:3] for column in columns], about)
     return f"{database.name}:{name}"

@@ -136,6 +136,11 @@ class SqlAnswer:
         return oldest.astimezone(dt.UTC).replace(tzinfo=None)
 
     @property
+    def release_ids(self) -> tuple[str, ...]:
+        """Ids of its releases, each once."""
+        return tuple(dict.fromkeys(one.release_id for one in self.origins))
+
+    @property
     def rows(self) -> list[tuple[Any, ...]]:
         """Rows without intervals."""
         return [tuple(cell.value for cell in row) for row in self.values]

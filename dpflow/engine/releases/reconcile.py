@@ -21,6 +21,8 @@ class Reconciliation:
         orphans: charged, with neither result nor decision: they still run, or died.
         to_publish: how many settled ones name a table to be published in.
         published: how many of these the tables that were read name by id; values and costs are not compared.
+        no_table: settled, named no table to be published in, and behind nothing that was read: answers of queries without a
+            name, releases without an output.
         unpublished: settled, to be published, and in none of the tables.
         unknown: in a table, and not settled in this ledger.
     """
@@ -31,6 +33,7 @@ class Reconciliation:
     orphans: tuple[str, ...]
     to_publish: int
     published: int
+    no_table: tuple[str, ...]
     unpublished: tuple[str, ...]
     unknown: tuple[str, ...]
 
@@ -82,7 +85,9 @@ def reconcile(
     inside = [r for r in records if scope is None or f"{r.scope}/".startswith(f"{scope}/")]
     shown = {name for database, table in tables for name in published_ids(database, table)}
     settled = [r for r in inside if r.state == "settled"]
-    due = [r.release_id for r in settled if r.request.get("publish")] if tables else []
+    due, rest = list[str](), list[str]()
+    for one in settled if tables else ():
+        (due if one.request.get("publish") else rest).append(one.release_id)
     return Reconciliation(
         charged=len(inside),
         settled=len(settled),
@@ -90,6 +95,7 @@ def reconcile(
         orphans=tuple(r.release_id for r in inside if r.state == "reserved"),
         to_publish=len(due),
         published=sum(name in shown for name in due),
+        no_table=tuple(name for name in rest if name not in shown),
         unpublished=tuple(name for name in due if name not in shown),
         unknown=tuple(sorted(shown - {r.release_id for r in records if r.state == "settled"})),
     )

@@ -23,7 +23,7 @@ _NOTES = "dpflow_named_tables"
 _ROWS = "dpflow_answers"
 #: What a view says beside the answer's own columns, which are stored as c0, c1, ...: a query may call its
 #: columns anything.
-_ABOUT = ("block", "run", "interval_start", "released_at")
+_ABOUT = ("block", "run", "interval_start", "released_at", "releases")
 #: Ends of the names of columns beside a query's own.
 _BESIDE = (
     "noise_low",
@@ -66,7 +66,7 @@ class AnswerRun:
             columns; 100 without noise, 0 where nothing bounds it.
         chosen: noise chose which rows there are.
         source: DAG and task that asked; "" outside of Airflow.
-        releases: ids of the releases that the answer was computed from.
+        releases: ids of the releases that it was computed from, by which the ledger says what they cost.
     """
 
     block: str = ""
@@ -122,7 +122,7 @@ def publish_view(
             connection.execute(f"CREATE OR REPLACE TABLE {rows} (block VARCHAR, run VARCHAR)")
             connection.execute(
                 f"CREATE OR REPLACE TABLE {runs} (block VARCHAR, run VARCHAR, interval_start TIMESTAMP, "
-                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT, releases VARCHAR[])"
+                "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT, releases VARCHAR)"
             )
         _require_own_run(connection, database, name, about)
         if stored != before:
@@ -159,7 +159,7 @@ def publish_view(
                 about.chosen,
                 about.source,
                 position,
-                [*about.releases],
+                ",".join(about.releases),
             ],
         )
         if columns[0][2]:
@@ -317,7 +317,7 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
         return None
     columns = [(f"c{i}", column, kind) for i, (column, kind) in enumerate(own)]
     taken = {column.casefold() for column, _ in own}
-    kinds = dict.fromkeys(_ABOUT, "VARCHAR") | dict.fromkeys(_ABOUT[2:], "TIMESTAMP")
+    kinds = dict.fromkeys(_ABOUT, "VARCHAR") | dict.fromkeys(_ABOUT[2:4], "TIMESTAMP")
     columns += [(column, column, kind) for column, kind in kinds.items() if column not in taken]
     source = f"{rows} AS own JOIN {runs} USING (block, run)"
     if name.casefold() != view.casefold():
@@ -326,6 +326,15 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
     listed = [list(one) if _are_confidences(one, len(own)) else [0] * len(own) for one, _ in about]
     chosen = not all(chosen is False for _, chosen in about)
     return StoredAnswer(columns, source, list(map(min, zip(*listed))) or [0] * len(own), chosen)
+
+
+def answer_ids(connection: duckdb.DuckDBPyConnection, view: str) -> set[str] | None:
+    """Ids of the releases behind the answers of a view; None where dpflow published none of this name."""
+    answer = find_answer(connection, view)
+    if answer is None:
+        return None
+    query = f"SELECT DISTINCT unnest(string_split(releases, ',')) FROM {answer.source}"
+    return {str(release_id) for (release_id,) in connection.execute(query).fetchall() if release_id}
 
 
 def _are_confidences(values: Sequence[int | None] | None, columns: int) -> bool:

@@ -14,6 +14,7 @@ from dpflow.core.contract.results import Synthetic
 from dpflow.errors import TableError
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
+from dpflow.tables.public.named_tables import answer_ids
 from dpflow.tables.public.public_file import read_file, write_file
 
 _REQUIRED = {
@@ -96,15 +97,17 @@ _VIEW = "SELECT 1 FROM duckdb_views() WHERE schema_name = current_schema() AND N
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
-    """Ids of the releases in a published table; none if file or table are missing. Raises like
+    """Ids of the releases in a published table or behind named answers; none if file or table are missing. Raises like
     `publish`.
     """
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
         if not has_table(connection, table):
+            if (found := answer_ids(connection, table)) is not None:
+                return found
             if connection.execute(_VIEW, [table]).fetchone():
                 raise TableError(
-                    f"{table} is a named answer, whose rows name no release; name a table that dpflow publish writes"
+                    f"{table} is a view whose rows name no release; name a table that dpflow publish writes, or a named answer"
                 )
             return set()
         query = f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"

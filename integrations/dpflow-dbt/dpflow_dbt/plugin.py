@@ -30,7 +30,7 @@ from dpflow.tables.public.named_tables import AnswerRun, fits_columns
 log = AdapterLogger("dpflow")
 
 #: Columns of a model's table beside the query's own.
-ABOUT = ("block", "run", "interval_start", "released_at")
+ABOUT = ("block", "run", "interval_start", "released_at", "releases")
 #: What ``meta.dpflow`` of a model may hold beside ``parameters``, values of ``$name``, and ``run``, which may begin with
 #: the start of its interval: options of `dpflow.sql`.
 _OPTIONS = tuple(name for name in OPTIONS if name != "name")
@@ -87,7 +87,7 @@ class Plugin(BasePlugin):
         else:
             answer, blocks, scope = self._ask_ledger(model, options, parameters)
         columns = [column[:3] for column in answer.list_published()]
-        told = AnswerRun(blocks, run, answer.released_at)
+        told = AnswerRun(blocks, run, answer.released_at, releases=answer.release_ids)
         write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
         for one in answer.origins:
             paid = f"charged epsilon {one.epsilon}, delta {one.delta} to scope {scope}"
@@ -192,9 +192,16 @@ def write_answer(
         "CAST(? AS VARCHAR) AS run",
         "CAST(? AS TIMESTAMP) AS interval_start",
         "CAST(? AS TIMESTAMP) AS released_at",
+        "CAST(? AS VARCHAR) AS releases",
     ]
     key = [about.block, about.run]
-    parameters: list[Any] = [*values, *key, about.interval, about.released_at]
+    parameters: list[Any] = [
+        *values,
+        *key,
+        about.interval,
+        about.released_at,
+        ",".join(about.releases),
+    ]
     select = f"SELECT {', '.join(places)}"
     if existing is not None:
         others = f"SELECT * FROM {existing} WHERE NOT (block = ? AND run = ?)"

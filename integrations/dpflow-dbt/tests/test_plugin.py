@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import importlib
+import re
 import sys
 import time
 from pathlib import Path
@@ -109,7 +110,7 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     names = [one[0] for one in project.published.execute('FROM main."a b" LIMIT 0').description]
     ends = ("noise_low", "noise_high", "low", "high", "raw_value")
     assert names[:8] == ["city", "n", *(f"n_{end}" for end in ends), 'Mean "age']
-    assert names[-4:] == ["block", "run", "interval_start", "released_at"]
+    assert names[-5:] == ["block", "run", "interval_start", "released_at", "releases"]
     spelling = MODEL.lower().replace('"mean ""age"', '"Mean ""age"') + " limit 2"
     for sql, options in ((MODEL, {}), (spelling, {}), (MODEL, {"epsilon": "0.25"})):
         assert project.store(sql, **options) == first
@@ -122,6 +123,10 @@ def test_a_model_is_charged_once_for_its_id_and_its_query(project: Project) -> N
     assert project.spent() == "2.25"
     assert project.store(revision=2) != first
     assert project.spent() == "2.75"
+    (releases,) = {
+        ids for (ids,) in project.published.execute('SELECT releases FROM main."a b"').fetchall()
+    }
+    assert all(re.fullmatch("[0-9a-f]{16}", release_id) for release_id in releases.split(","))
 
 
 def test_a_service_answers_where_dpflow_yml_names_one(
@@ -221,7 +226,7 @@ def test_an_answer_is_written_whole_or_not_at_all(
         except duckdb.IOException:
             assert project.published.execute('FROM main."a b" ORDER BY ALL').fetchall() == first
     assert project.published.execute('FROM main."a b"').fetchall() == [
-        ("x", "", "", None, dt.datetime.min)
+        ("x", "", "", None, dt.datetime.min, "")
     ]
 
 
