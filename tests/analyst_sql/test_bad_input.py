@@ -12,6 +12,7 @@ import duckdb
 import pytest
 from sql_world import DECLARATION, EXACT
 
+from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.errors import InvalidInput, SqlRefused
 
 if TYPE_CHECKING:
@@ -207,6 +208,34 @@ def test_an_option_is_given_once(world: World) -> None:
     ):
         with pytest.raises(InvalidInput, match="given twice"):
             world.ask(text, **options)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "-- dp: epsilon=1, -- dp: scope=other",
+        "-- dp: epsilon=1 /* scope=other */",
+        "-- dp: epsilon=1, groups=3 /* dp: groups=4 */",
+        "-- dp: -- scope=other",
+    ],
+)
+def test_a_comment_inside_of_options_is_refused(world: World, text: str) -> None:
+    """A scope in it would not be charged."""
+    with pytest.raises(InvalidInput, match="is not a list of options"):
+        world.ask(f"{text}\nSELECT COUNT(*) AS n FROM visits", epsilon=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "dialect"),
+    [("# dp: groups=2", "bigquery"), ("-- DP : groups=2", None), ("/*dp :groups=2*/", None)],
+)
+def test_options_are_read_however_a_comment_begins(text: str, dialect: str | None) -> None:
+    """In the first line of all, too."""
+    query = "SELECT COUNT(*) AS n FROM visits"
+    source = read_source(f"{text}\n{query}", dialect)
+    assert source.options["groups"] == "2" and source.text.split() == query.split()
+    with pytest.raises(InvalidInput, match="move it before the query"):
+        read_source(f"{query}\n{text}", dialect)
 
 
 @pytest.mark.parametrize(

@@ -119,7 +119,6 @@ def test_a_query_fixes_its_bounds(fresh: World) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "-- dp: epsilon=1, groups=3 /* dp: groups=4 */\n{}",
         "/* title */ /* dp: groups=3 */\n-- dp: epsilon=1\n{}",
         "EXPLAIN -- dp: groups=3, epsilon='1'\n{}",
         "-- dp:groups = 3 epsilon=1\n{}",
@@ -134,6 +133,18 @@ def test_options_are_read_by_tokens(fresh: World, text: str) -> None:
     )
     assert plan.settings.bounds is not None and plan.settings.bounds.groups == 3
     assert str(plan.settings.epsilon) == "1"
+
+
+def test_units_that_hide_no_group_have_a_note(fresh: World) -> None:
+    """Public keys are shown however few units they have."""
+    word = "min_units=2000 hides no group"
+    for group, is_noted in (("city", True), ("clinic", False)):
+        text = f"SELECT {group}, COUNT(*) AS n FROM visits GROUP BY {group}"
+        options = {"min_units": 2000, "delta": "1e-6"}
+        notes = fresh.ask(text, epsilon=1, **options).notes
+        assert any(word in note for note in notes) is is_noted
+        explained = fresh.ask(f"EXPLAIN {text}", epsilon=1, **options).explain()["notes"]
+        assert any(word in note for note in explained) is is_noted
 
 
 def test_a_release_fixes_its_bounds(fresh: World) -> None:

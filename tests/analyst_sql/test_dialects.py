@@ -279,6 +279,7 @@ def test_a_unit_moves_the_sum_by_its_bounds(visits_table: Table) -> None:
         (f"SUM(clinic, {CLAMP} => (0, 1))", "bounds"),
         (f"SUM(age, {CLAMP} =>", "is of SUM and COUNT"),
         (f"SUM(age, {CLAMP} => (0, 9)) FILTER (WHERE age > 3)", "declared-columns|grouped-columns"),
+        (f"SUM(age, {CLAMP} => (0, 1), {CLAMP} => (0, 2))", "given twice in one call"),
         (f"SUM(SUM(age, {CLAMP} => (0, 9)))", "each SUM and COUNT has such bounds"),
         (f"SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY ROLLUP (city) --", "row-queries|allow-list|plan"),
         (f"SUM(age, {CLAMP} => (0, 9)) FROM visits GROUP BY CUBE (city) --", "row-queries|allow-list|plan"),

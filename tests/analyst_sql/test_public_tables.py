@@ -258,6 +258,7 @@ def rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             **{name: {} for name in ("number", "day", "late")},
             "code": {"public_keys": ["a", "b", "B", "c", "x'y"]},
             "amount": {"lower": 0, "upper": 10, "step": 1},
+            "upper_code": {"expression": "upper(code)"},
         },
     }
     Path("visits.yml").write_text(yaml.safe_dump(declared))
@@ -342,6 +343,7 @@ def test_private_rows_find_public_ones_as_duckdb_joins_them(rows: Path, query: s
         ("visits v JOIN codes r ON v.code = r.code AND r.weight > 1", "one equality of columns"),
         ("visits v JOIN codes r ON upper(v.code) = r.code", "one equality of columns"),
         ("visits v JOIN codes r ON code = r.code", "one equality of columns"),
+        ("visits v JOIN codes r ON v.upper_code = r.code", "'joins' .* as it is stored"),
         ("visits v JOIN codes v ON v.code = v.code", "two relations are called 'v'"),
         ("visits v JOIN many r ON v.code = r.code", "2000 public rows are too many"),
         (

@@ -13,7 +13,7 @@ from typing import Any
 from dpflow.analyst_sql.answer.answers import compute_answer
 from dpflow.analyst_sql.answer.guarded_query import guard_query
 from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
-from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan
+from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan, describe_min_units
 from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
@@ -418,6 +418,7 @@ def answer_sql(
     answered: list[tuple[QueryPart, Cells]] = []
     origins: list[Origin] = []
     notes = [*plan.unpaid, *describe_missing(plan.query.list_releases())]
+    notes += filter(None, [describe_min_units(plan)])
     of_totals: set[str] = set()
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]

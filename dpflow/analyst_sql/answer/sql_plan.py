@@ -311,6 +311,13 @@ def _describe_width(
     return "unknown"
 
 
+def describe_min_units(plan: SqlPlan) -> str:
+    """What to say where an option that hides small groups hides none; "" otherwise."""
+    if plan.settings.min_units == 1 or any(part.part.private for part in plan.parts):
+        return ""
+    return f"min_units={plan.settings.min_units} hides no group: it is of private keys, and here are none"
+
+
 def _list_notes(plan: SqlPlan) -> Iterator[str]:
     yield from describe_missing(plan.query.list_releases())
     aggregates = [one for query in plan.query.list_releases() for one in query.aggregates]
@@ -321,6 +328,8 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
         )
     if any(part.part.private for part in plan.parts):
         yield CHOSEN_KEYS
+    if note := describe_min_units(plan):
+        yield note
     for part, stored in zip(plan.parts, plan.stored):
         answering = part.plan if stored is None else stored.plan
         yield from filter(

@@ -174,6 +174,10 @@ def spell_clamped(text: str, tokens: Sequence[Any]) -> str:
             raise InvalidInput(
                 "contribution_bounds_per_group is of SUM and COUNT, such as SUM(x, contribution_bounds_per_group => (0, 100))"
             )
+        if any(start == name.start for start, *_ in edits):
+            raise InvalidInput(
+                "contribution_bounds_per_group is given twice in one call; give it once"
+            )
         edits += [
             (name.start, name.end, CLAMPED[name.text.upper()]),
             (token.start, tokens[n + 2].end, ""),

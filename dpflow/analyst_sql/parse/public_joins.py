@@ -178,7 +178,8 @@ def _find_sides(
 
 def _check_key(table: Table, key: Node, public: str, name: str, join: Any) -> str:
     """How keys are compared: as texts, whole numbers, dates or truth values. The types are public."""
-    if key.op != "column":
+    declared = table.columns.get(".".join(key.args[0])) if key.op == "column" else None
+    if key.op != "column" or (declared is not None and declared.expression is not None):
         raise Refusal(
             "joins", f"{name!r} is joined by a column of the private table as it is stored", join
         )

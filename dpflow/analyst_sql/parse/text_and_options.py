@@ -35,7 +35,7 @@ OPTIONS = (
     *("noise", "groups", "rows_per_group", "rows_per_unit", "dialect"),
 )
 #: What a comment with options begins with.
-_MARK = "dp:"
+_MARK = re.compile(r"\s*dp\s*:", re.IGNORECASE)
 
 
 class Refusal(Exception):
@@ -221,17 +221,19 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
         if start < 0:
             break
         end = start + len(comment)
-        if comment.lstrip().casefold().startswith(_MARK):
-            for name, value in _parse_options(comment.lstrip()[len(_MARK) :]):
+        if mark := _MARK.match(comment):
+            for name, value in _parse_options(comment[mark.end() :]):
                 add_option(options, name, value, "the query's comment")
             is_block = before[start - 2 : start] == "/*"
-            rest = _blank(rest, start - 2, end + 2 * is_block)
+            # BigQuery's comments may begin with one character.
+            opening = 1 if before[start - 1 : start] == "#" else 2
+            rest = _blank(rest, start - opening, end + 2 * is_block)
         start = end
     if dialect is None and "dialect" in options:
         source = read_source(text, options["dialect"])
         return replace(source, options={**options, **source.options})
     later = (comment for token in _tokenize(rest, text, language) for comment in token.comments)
-    if any(comment.lstrip().casefold().startswith(_MARK) for comment in later):
+    if any(map(_MARK.match, later)):
         raise InvalidInput(
             "a comment with options (-- dp:) stands behind the query's first word, where it is not read; move it before the query"
         )
@@ -280,6 +282,10 @@ def _parse_options(text: str) -> list[tuple[str, str]]:
         tokens = []
         if text.strip():
             raise _no_options(text) from None
+    # What a comment inside of the comment says would not be read.
+    unread = text[tokens[-1].end + 1 :] if tokens else text
+    if unread.strip() or any(token.comments for token in tokens):
+        raise _no_options(unread if unread.strip() else text)
     options = []
     while tokens:
         name, start = tokens[0].text, tokens[0].start
