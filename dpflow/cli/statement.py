@@ -132,7 +132,7 @@ def reconcile_ledger(
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare what was charged, settled and published; exit 1 if anything is open, missing or unknown.
+    """Compare what was charged, settled and published, by the releases' ids; exit 1 if any is open, missing or unknown.
 
     Charges nothing and reads no private row.
     """
