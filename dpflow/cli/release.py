@@ -21,6 +21,7 @@ from dpflow.cli.console import (
 from dpflow.core.contract.question_text import describe_question
 from dpflow.core.contract.results import Result
 from dpflow.core.contract.strict_models import leave_out_empty
+from dpflow.counted import counted
 from dpflow.engine import (
     Receipt,
     RunIdentity,
@@ -110,6 +111,10 @@ def _show_receipt(receipt: Receipt) -> None:
         f"{receipt.name} ({cost}; protects {receipt.protects}; id {receipt.release_id})",
         receipt.result,
     )
+    if receipt.rows_left_out:
+        print(
+            f"{counted(receipt.rows_left_out, 'row')} left out: more than the service sends to this principal"
+        )
     if receipt.published:
         print(f"published in {receipt.published}")
     if receipt.result.synthetic is not None:

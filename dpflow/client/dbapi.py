@@ -290,6 +290,9 @@ class Cursor:
             if source.explain:
                 return _PLAN, [("forecast", "free: published results answer it")]
             tables = [client.read_published(name) for name in sorted(names)]
+            self.messages = [
+                (Warning, Warning(note)) for note in published_query.describe_rest(tree, tables)
+            ]
             made = published_query.answer_published(tree, tables)
             return made.columns, made.rows
         # What the text says goes before what the connection says.

@@ -13,6 +13,7 @@ import urllib.parse
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from email.message import Message
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,7 +22,7 @@ from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.parse.parameters import check_parameters
 from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
-from dpflow.engine.releases.receipt import Receipt
+from dpflow.engine.releases.receipt import ROWS_LEFT_OUT, Receipt
 from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable, hide_credentials
 
 if TYPE_CHECKING:
@@ -145,14 +146,17 @@ class RemoteClient(Client):
         """As `Client.read_published`; a name that ends in ``_latest`` is that of the latest interval."""
         from dpflow.tables.public.query_process import RowTable
 
-        status, rows = self._send("GET", _place_published(name))
+        status, rows, headers = self._exchange("GET", _place_published(name))
         whole = name.removesuffix("_latest")
         if status == 422 and whole != name:
-            status, rows = self._send("GET", _place_published(whole), latest="true")
+            place = _place_published(whole)
+            status, rows, headers = self._exchange("GET", place, latest="true")
         rows = _read(status, rows)
         kinds = dict.fromkeys(FIELDS, "VARCHAR") | FIELD_KINDS
         values = [[row.get(column) for row in rows] for column in FIELDS]
-        return RowTable(name, [(column, kinds[column]) for column in FIELDS], values)
+        left_out = int(headers.get(ROWS_LEFT_OUT, 0))
+        columns = [(column, kinds[column]) for column in FIELDS]
+        return RowTable(name, columns, values, rows_left_out=left_out)
 
     def remaining(self, scope: str | None = None) -> list[dict[str, Any]]:
         """As `Client.remaining`."""
@@ -280,7 +284,13 @@ class RemoteClient(Client):
     def _send(
         self, method: str, place: str, body: Any = None, **query: str | None
     ) -> tuple[int, Any]:
-        """Status and JSON of a reply. Raises `ServiceUnavailable` if there is none."""
+        """Status and JSON of a reply. Raises as `_exchange`."""
+        return self._exchange(method, place, body, **query)[:2]
+
+    def _exchange(
+        self, method: str, place: str, body: Any = None, **query: str | None
+    ) -> tuple[int, Any, Message]:
+        """Status, JSON and headers of a reply. Raises `ServiceUnavailable` if there is none."""
         given = {name: text for name, text in query.items() if text is not None}
         url = f"{self.server}/v1/{place}" + (f"?{urllib.parse.urlencode(given)}" if given else "")
         request = urllib.request.Request(  # noqa: S310  the scheme was checked
@@ -291,11 +301,11 @@ class RemoteClient(Client):
         )
         try:
             with self._opener.open(request, timeout=TIMEOUT) as reply:
-                return reply.status, json.loads(reply.read())
+                return reply.status, json.loads(reply.read()), reply.headers
         except urllib.error.HTTPError as error:
             with error:
                 try:
-                    return error.code, json.loads(error.read())
+                    return error.code, json.loads(error.read()), error.headers
                 except (ValueError, OSError):
                     pass
             problem = f"it answers with status {error.code}, and not as dpflow does"

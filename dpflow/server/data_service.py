@@ -74,6 +74,7 @@ from dpflow.server.principals import Caller
 from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
+from dpflow.server.row_limits import cut_reply, require_rows
 from dpflow.server.sealed_requests import Kind, SealedRequests, find_door
 from dpflow.server.service import Service
 from dpflow.server.sessions import find_session, plan_questions
@@ -84,6 +85,8 @@ Body = Mapping[str, Any]
 Question = tuple[str, dict[str, Any], list[Table], Any]
 #: By request: the id of each of its releases or of its session, with its attempts and answers.
 Charged = Mapping[str, frozenset[tuple[str, int, int]]]
+#: Plans, each with what was charged for it.
+Unsettled = Sequence[tuple[Plan, ReleaseRecord | None]]
 #: Characters of a request that a charge keeps.
 MAX_REQUEST = 100_000
 
@@ -243,7 +246,7 @@ class DataService:
         unsettled = self._list_unsettled(query.planned)
         if not unsettled and not query.always_job:
             return query.answer()
-        is_charged = self._require_payable(caller, unsettled)
+        is_charged = self._require_payable(caller, unsettled, query.rows)
         job_id = self._requests.identify_job(text)
         if any(record and self._is_exhausted(record, text) for _, record in unsettled):
             return Job(job_id, caller.name, query.source, dict, is_charged=True, is_elsewhere=True)
@@ -446,6 +449,10 @@ class DataService:
             caller.require_dag(body["run"]["dag_id"])
 
     def _plan_query(self, caller: Caller, kind: Kind, body: Body, sealed: str) -> Query:
+        query, max_rows = self._plan_kind(caller, kind, body, sealed), caller.terms.max_rows
+        return replace(query, answer=lambda: cut_reply(query.answer(), max_rows))
+
+    def _plan_kind(self, caller: Caller, kind: Kind, body: Body, sealed: str) -> Query:
         if kind == "release":
             return self._make_release(*self._plan_release(caller, body), sealed)
         if kind == "release task":
@@ -489,6 +496,7 @@ class DataService:
                 if stored is None
             ],
             answer,
+            rows=plan.count_rows() if plan.to_pay else None,
         )
 
     def _plan_answer(self, question: Question, *, look_up: bool = True) -> SqlPlan:
@@ -507,6 +515,7 @@ class DataService:
             plan.table.place,
             [(plan, run)],
             lambda: release(plan, self._ledger, self._registry, run_identity=run).to_wire(),
+            rows=plan.mechanism.count_rows(plan.params, plan.table),
         )
 
     def _make_task_releases(self, caller: Caller, body: Body, sealed: str) -> Query:
@@ -553,9 +562,7 @@ class DataService:
 
         return Query(plan.tables[0].place, planned, answer)
 
-    def _list_unsettled(
-        self, planned: Sequence[Planned]
-    ) -> list[tuple[Plan, ReleaseRecord | None]]:
+    def _list_unsettled(self, planned: Sequence[Planned]) -> Unsettled:
         """What no settled release of the same run answers, each with what was charged for it, if anything was."""
         found = [(plan, self._ledger.find(run.key(plan))) for plan, run in planned]
         return [(plan, stored) for plan, stored in found if stored is None or not stored.settled]
@@ -565,9 +572,7 @@ class DataService:
         is_paid = self._ledger.find(run.key(plan)) is not None
         return describe_charge(plan) + ("; it was paid before and is free" if is_paid else "")
 
-    def _require_payable(
-        self, caller: Caller, unsettled: Sequence[tuple[Plan, ReleaseRecord | None]]
-    ) -> bool:
+    def _require_payable(self, caller: Caller, unsettled: Unsettled, rows: int | None) -> bool:
         """Refuse at once what the charge would refuse. Whether something of it was charged before.
 
         Raises `PlanRefused` or `BudgetExceeded`.
@@ -576,6 +581,7 @@ class DataService:
         is_charged = len(new) < len(unsettled)
         if not new:
             return is_charged
+        require_rows(rows, caller.terms.max_rows)
         costs = [plan.privacy_cost() for plan in new]
         limits = {"epsilon": caller.terms.max_epsilon, "delta": caller.terms.max_delta}
         for position, (name, limit) in enumerate(limits.items()):

@@ -36,12 +36,14 @@ class Query:
         planned: the releases that answer it, with their runs; of a shared query those that no stored one answers.
         answer: charges what is to pay, and settles.
         always_job: whether it is a job although nothing is to pay.
+        rows: that its reply has at most, where plan and declaration say so.
     """
 
     source: str
     planned: Sequence[Planned]
     answer: Callable[[], Reply]
     always_job: bool = False
+    rows: int | None = None
 
 
 @dataclass(eq=False)

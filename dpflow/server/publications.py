@@ -21,6 +21,7 @@ from dpflow.errors import DpflowError, UnknownName
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.server.jobs import Reply
 from dpflow.server.principals import Caller
+from dpflow.server.row_limits import cut_releases
 from dpflow.server.service import Publication
 
 log = logging.getLogger("dpflow")
@@ -37,11 +38,14 @@ _MAX_KEPT = 2**26
 
 @dataclass(frozen=True)
 class PublishedFile:
-    """A file's content and its name for caches (``ETag``); no content where a reader has it already."""
+    """A file's content and its name for caches (``ETag``); no content where a reader has it already. ``rows_left_out``
+    are above the reader's limit.
+    """
 
     tag: str
     kind: FileKind
     content: bytes | None = field(repr=False)
+    rows_left_out: int = 0
 
 
 class Publications:
@@ -59,7 +63,7 @@ class Publications:
         self._terms, self._ledger = terms, ledger
         # Total intervals may rest on them.
         self._largest = {name: table.largest_text for name, table in tables.items()}
-        self._kept: OrderedDict[str, bytes] = OrderedDict()
+        self._kept: OrderedDict[str, PublishedFile] = OrderedDict()
         # What each copy has.
         self._copied: dict[tuple[str, str], list[str]] = {}
         # Ids of settled releases by publication, with the newest entry of the history before they were listed.
@@ -92,16 +96,17 @@ class Publications:
         caller.require_door("read")
         if name not in caller.terms.published:
             raise UnknownName("publication", name, caller.terms.published)
-        tag = self._make_tag(name, kind, self._list_settled(name), latest=latest)
+        terms = kind, latest, caller.terms.max_rows
+        tag = self._make_tag(name, self._list_settled(name), *terms)
         if known is not None and _is_known(tag, known):
             return PublishedFile(tag, kind, None)
-        content = self._kept.get(tag)
-        if content is None:
+        file = self._kept.get(tag)
+        if file is None:
             settled = self._find_settled(name)
             # Perhaps more than were listed.
-            tag = self._make_tag(name, kind, [one.release_id for one in settled], latest=latest)
-            content = self._keep(tag, self._encode(settled, kind, latest=latest))
-        return PublishedFile(tag, kind, content)
+            tag = self._make_tag(name, [one.release_id for one in settled], *terms)
+            file = self._keep(self._encode(settled, tag, *terms))
+        return file
 
     def _find_settled(self, name: str) -> list[ReleaseRecord]:
         terms = self._terms[name]
@@ -138,23 +143,36 @@ class Publications:
                 except DpflowError as error:
                     log.warning("published %r was not copied: %s", name, error)
 
-    def _encode(self, settled: list[ReleaseRecord], kind: FileKind, *, latest: bool) -> bytes:
+    def _encode(
+        self,
+        settled: list[ReleaseRecord],
+        tag: str,
+        kind: FileKind,
+        latest: bool,
+        limit: int | None,
+    ) -> PublishedFile:
         releases = [read_settled(self._ledger, one, self._find_largest) for one in settled]
-        return encode_results(find_latest(releases) if latest else releases, kind)
+        kept, left_out = cut_releases(find_latest(releases) if latest else releases, limit)
+        return PublishedFile(tag, kind, encode_results(kept, kind), left_out)
 
     def _find_largest(self, table: str) -> str | None:
         return self._largest.get(table)
 
-    def _make_tag(self, name: str, kind: FileKind, settled: Sequence[str], *, latest: bool) -> str:
+    def _make_tag(
+        self, name: str, settled: Sequence[str], kind: FileKind, latest: bool, limit: int | None
+    ) -> str:
         """The name of a file's content: a result is settled once and never changes."""
-        about = json.dumps([name, kind, latest, list(settled), self._largest])
+        about = json.dumps([name, kind, latest, limit, list(settled), self._largest])
         return f'"{hashlib.sha256(about.encode()).hexdigest()[:32]}"'
 
-    def _keep(self, tag: str, content: bytes) -> bytes:
-        self._kept[tag] = content
-        while sum(map(len, self._kept.values())) > _MAX_KEPT and len(self._kept) > 1:
+    def _keep(self, file: PublishedFile) -> PublishedFile:
+        self._kept[file.tag] = file
+        while (
+            len(self._kept) > 1
+            and sum(len(one.content or b"") for one in self._kept.values()) > _MAX_KEPT
+        ):
             self._kept.popitem(last=False)
-        return content
+        return file
 
 
 def _is_known(tag: str, known: str) -> bool:

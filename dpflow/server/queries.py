@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from dpflow.catalogue import TableName
 from dpflow.core.contract.results import finite_json
+from dpflow.engine.releases.receipt import ROWS_LEFT_OUT
 from dpflow.server.bodies import DistinctKeysRoute
 from dpflow.server.data_service import DataService
 from dpflow.server.jobs import Job, Reply
@@ -323,13 +324,15 @@ def read_published(
     if_none_match: Annotated[str | None, Header(max_length=10_000)] = None,
 ) -> Response:
     """Settled results as a file, of all blocks and runs or of the latest interval. The token may also be the password of
-    HTTP Basic, whose user is anything.
+    HTTP Basic, whose user is anything. The header ``Rows-Left-Out`` counts rows above the principal's ``max_rows``.
     """
     publications = _service(request).publications
     file = publications.read(caller, name, kind, if_none_match, latest=latest)
     headers = {"ETag": file.tag, "Cache-Control": "private, no-cache"}
     if file.content is None:
         return Response(status_code=304, headers=headers)
+    if file.rows_left_out:
+        headers[ROWS_LEFT_OUT] = str(file.rows_left_out)
     return Response(file.content, headers=headers, media_type=MEDIA_TYPES[file.kind])
 
 

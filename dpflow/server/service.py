@@ -114,6 +114,7 @@ class Principal(Strict):
         dag_prefixes: how names of a scheduler's DAGs begin; any if left out. Those of two schedulers differ.
         tables: which tables of the file it may name at the doors ``sql`` and ``release``.
         max_epsilon, max_delta: privacy cost of one request; any that the scope can pay if left out.
+        max_rows: of one reply; what a plan says to have more is refused, and other rows are left out of the reply.
         requests_per_minute: those of the file if left out.
         concurrent_queries: how many of its requests may wait or run at once.
         predictions: points that its session answers; those of the session file if left out.
@@ -132,6 +133,7 @@ class Principal(Strict):
     tables: frozenset[TableName] = frozenset()
     max_epsilon: Epsilon | None = None
     max_delta: Delta | None = None
+    max_rows: Annotated[int, Field(ge=1, le=10**9)] | None = None
     requests_per_minute: Rate | None = None
     concurrent_queries: Annotated[int, Field(ge=1, le=1000)] = 4
     predictions: Annotated[int, Field(ge=1, le=10**9)] | None = None

@@ -12,7 +12,8 @@ from sqlglot.errors import SqlglotError
 
 from dpflow.analyst_sql.answer.answers import read_decimals, read_values
 from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText
-from dpflow.errors import InvalidInput, QueryFailed
+from dpflow.counted import counted
+from dpflow.errors import InvalidInput, PlanRefused, QueryFailed
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, RowTable
 from dpflow.tables.public.query_worker import SCHEMA
 
@@ -92,6 +93,26 @@ def find_published(
         if not one.args.get("alias"):
             one.set("alias", exp.TableAlias(this=exp.to_identifier(alias, quoted=True)))
     return tree, {known[name] for name in names}
+
+
+def describe_rest(tree: exp.Expression, tables: Sequence[RowTable]) -> list[str]:
+    """What a reader must know of rows that a service left out. Raises `PlanRefused` where a value or the choice of a row
+    would depend on them.
+    """
+    notes = [
+        f"{counted(one.rows_left_out, 'row')} of {one.name} left out: more than the service sends to this principal"
+        for one in tables
+        if one.rows_left_out
+    ]
+    changes = {name for name, part in tree.args.items() if part}
+    plain = {"kind", "expressions", "from_", "where", "order"}
+    is_plain = changes <= plain and not tree.find(exp.AggFunc, exp.Window, exp.Subquery)
+    if notes and not is_plain:
+        raise PlanRefused(
+            f"{'; '.join(notes)}; a query that is computed from all rows would be wrong: SELECT columns of one table, or let the "
+            f"owner of the service raise max_rows"
+        )
+    return notes
 
 
 def answer_published(tree: exp.Expression, tables: Sequence[RowTable]) -> PublishedAnswer:

@@ -18,6 +18,7 @@ from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
     SqlAggregate,
+    find_sources,
     join_conditions,
 )
 from dpflow.analyst_sql.parse.text_and_options import SourceText
@@ -89,6 +90,29 @@ class SqlPlan:
     def forecast_noise(self) -> list[ColumnNoise] | None:
         """What is known of each column's noise before it is released; None where no rule covers the query."""
         return forecast_noise(self.query, self.keys, self.parts, self.stored, self.added)
+
+    def count_rows(self) -> int | None:
+        """How many rows the answer has at most, where public keys say so; None for joins, unions and private keys."""
+        return self._count_rows(self.query.tree)
+
+    def _count_rows(self, tree: Any) -> int | None:
+        source = tree.args.get("from_") if isinstance(tree, exp.Select) else None
+        items = [] if source is None else tree.selects
+        if source is None or tree.args.get("joins") or any(one.find(exp.UDTF) for one in items):
+            return None
+        inner = source.this.this if isinstance(source.this, exp.Subquery) else None
+        rows = self._count_groups(source.this) if inner is None else self._count_rows(inner)
+        limit = tree.args.get("limit")
+        is_number = isinstance(limit, exp.Limit) and limit.expression.is_int
+        return min(rows, int(limit.expression.name)) if rows is not None and is_number else rows
+
+    def _count_groups(self, source: Any) -> int | None:
+        read = [self.query.releases[n] for table, n in find_sources(source) if table is source]
+        for part in (one.part for one in self.parts):
+            if read and read[0] in part.queries and not part.private:
+                by = part.params.get("by")
+                return 1 if by is None else len(part.table.public_keys(by))
+        return None
 
     def explain(self, ledger: Ledger | None = None) -> dict[str, Any]:
         """Stages, privacy costs, errors and what is left, as JSON; ``forecast`` says whether the ledger

@@ -116,6 +116,10 @@ class Mechanism(TakesParams, ABC, Generic[P]):
         """
         return False
 
+    def count_rows(self, params: P, table: Table) -> int | None:
+        """How many rows its result has, where public keys say so; None where that depends on the draw."""
+        return None
+
     def computed_columns(self, params: P, table: Table) -> Mapping[str, Column]:
         """Columns that it needs beside the declared ones, each with an expression in the language
         of conditions and with bounds; the plan's declaration has them, too.

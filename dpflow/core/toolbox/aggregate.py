@@ -274,6 +274,12 @@ class MeasureMechanism(Mechanism[N]):
     def data_request(self, params: N, table: Table) -> GroupedSums:
         return self.make_query(params, table).data_request()
 
+    def count_rows(self, params: N, table: Table) -> int | None:
+        request, measures = self.data_request(params, table), len(self.list_measures(params))
+        if request.by is None:
+            return measures
+        return None if request.keys is None else len(request.keys) * measures
+
     def draw(self, params: N, table: Table, answer: Answer, source: Source) -> Result:
         release = self.choose_release(params, table)[0]
         query, noises = release.query, release.noises

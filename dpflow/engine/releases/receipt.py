@@ -11,12 +11,17 @@ from typing import TYPE_CHECKING, Any
 from dpflow.core.contract.distribution import Distribution
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.results import Result
+from dpflow.counted import counted
 from dpflow.engine.releases.result_table import ResultTable, make_table
+from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     import pandas
     import polars
     import pyarrow
+
+#: Header of a file: how many rows of it a service leaves out.
+ROWS_LEFT_OUT = "rows-left-out"
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class Receipt:
         protects: whom the privacy guarantee protects, in words.
         released_at: when it was settled, as the ledger's history says; a replay has the same time.
         run: the run that it was charged to.
+        rows_left_out: of the result, above what a service sends to its principal.
     """
 
     release_id: str
@@ -45,6 +51,7 @@ class Receipt:
     run: str
     result: Result = field(repr=False)
     published: str | None = None
+    rows_left_out: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """A small JSON object without the result."""
@@ -60,6 +67,7 @@ class Receipt:
             "replayed": self.replayed,
             "rows": len(self.result.rows),
             "published": self.published,
+            **({"rows_left_out": self.rows_left_out} if self.rows_left_out else {}),
         }
 
     def to_wire(self) -> dict[str, Any]:
@@ -91,8 +99,12 @@ class Receipt:
     @property
     def cdf(self) -> Distribution:
         """The distribution of a release of `cdf`, to be asked for shares and quantiles at no cost.
-        Raises `InvalidInput` for another release, or one that answered "none".
+        Raises `InvalidInput` for another release, one that answered "none", or one that lacks rows.
         """
+        if self.rows_left_out:
+            raise InvalidInput(
+                f"{counted(self.rows_left_out, 'row')} left out, so there is no distribution; the service's owner can raise max_rows"
+            )
         return Distribution.from_result(self.result)
 
     def to_pandas(self) -> pandas.DataFrame:

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -36,11 +36,13 @@ class RowTable:
     Attributes:
         columns: names and types of DuckDB.
         values: for each column its values; empty lists where only types are asked for.
+        rows_left_out: above what a service sends to its principal.
     """
 
     name: str
     columns: Sequence[tuple[str, str]]
     values: Sequence[Sequence[Any]]
+    rows_left_out: int = field(default=0, kw_only=True)
 
 
 @dataclass(frozen=True)
