@@ -33,6 +33,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import MAX_GROUPS, ContributionBounds
 from dpflow.core.contract.declaration import Table, UnitRows
 from dpflow.errors import PlanRefused
+from dpflow.tables.language.aggregate_rendering import is_count
 from dpflow.tables.language.grouping import declare_groups
 from dpflow.tables.language.nodes import Aggregate, Node, pick_first
 
@@ -263,7 +264,8 @@ class _FeatureReader(RowReader):
             declared = table.column(".".join(value.args[0]))
             if is_picked or declared.lower is None or declared.holds_dates:
                 # The first or last value is one of the column's.
-                listed = declared.public_keys if is_picked else None
+                is_listed = is_picked and not is_count(table, ".".join(value.args[0]))
+                listed = declared.public_keys if is_listed else None
                 changes = {"public_keys": listed, "public": False, "missing": "skip"}
                 return declared.without_limits().model_copy(update=changes | _STORED)
         low_end, high_end, step, is_rounded = find_bounds(value, table)
@@ -299,6 +301,9 @@ class _FeatureReader(RowReader):
                 "rows_per_group": 1 if len(self._keys) == 1 else None,
             }
             key = declared.columns[name].without_limits()
+            if is_count(rows, name):
+                # Beyond what is listed is no group here.
+                key = key.model_copy(update={"public_keys": None})
             columns[_name_key(node)] = key.model_copy(update=changes | {"public": False} | _STORED)
             bounds = rows.contribution_bounds.multiply(self._times)
         keys = tuple((_name_key(node), text) for text, node in sorted(self._keys.items()))

@@ -28,12 +28,13 @@ from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
 from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.noise import Noise
+from dpflow.engine.releases.clamped_features import (
+    describe_clamped_features,
+    describe_clamped_rows,
+)
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
 from dpflow.tables.language.conditions import parse_condition
-from dpflow.tables.language.grouping import parse_row_expression
-from dpflow.tables.language.intervals import bound_expression
-from dpflow.tables.language.nodes import Node
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
@@ -367,47 +368,20 @@ class Plan:
         )
 
     def describe_clamped_features(self) -> str:
-        """Of numbers and sums of a unit's rows that are released as values: that none is clamped, where the
-        declaration says so, or how to measure how many are; "" where the query itself bounds them.
+        """What is clamped of numbers that are made of each unit's rows; "" where nothing is
+        (`dpflow.engine.releases.clamped_features`).
         """
-        units, unit = self.table.unit_rows, self.table.privacy_unit.column
-        if units is None:
-            return ""
-        # The features whose bounds follow from those of contributions; others are values of columns.
-        totals = [name for name in units.features if name.startswith(("count(", "sum("))]
-        far = Fraction(2**62)
-        open_ends: dict[str, dict[str, Fraction]] = {
-            name: {"upper": far} if name.startswith("count(") else {"lower": -far, "upper": far}
-            for name in totals
+        texts = self.params.model_dump(mode="json")
+        columns, by = self.table.columns, texts.pop("by", None)
+        keys = {
+            key
+            for name in {*iterate_texts(by)} & {*columns}
+            for key in columns[name].parts or (name,)
         }
-        open_columns = {
-            name: column.model_copy(update=open_ends.get(name, {}))
-            for name, column in self.table.columns.items()
-        }
-        open_table = self.table.model_copy(update={"columns": open_columns})
-        clamped: set[str] = set()
-        for name, column in self.bounded_columns("by").items():
-            node = Node("column", ((name,),))
-            if column.expression is not None:
-                node = parse_row_expression(column.expression, self.table)
-            widest = bound_expression(node, open_table, set())
-            if widest.low < float(column.lower or 0) or widest.high > float(column.upper or 0):
-                clamped |= node.column_names() & set(totals)
-        if not clamped:
-            return ""
-        rows, largest = units.rows, units.rows.max_contributions
-        is_repeated = any(join.kind == "unit" for join in rows.joins)
-        if largest and largest.rows <= rows.contribution_bounds.rows and not is_repeated:
-            return f"of {', '.join(sorted(clamped))} nothing is clamped: max_contributions.rows is {largest.rows}"
-        ends = [
-            f"{name} to {exact_text(column.lower or Fraction(0))}..{exact_text(column.upper or Fraction(0))}"
-            for name in sorted(clamped)
-            for column in [self.table.columns[name]]
-        ]
-        return (
-            f"clamped for each {unit}: {', '.join(ends)}; how many are beyond is not measured, and COUNT_IF(... > ...) in the "
-            f"same query measures it for a share of its privacy cost"
-        )
+        values = sorted({*iterate_texts(texts)} & {*columns} - keys)
+        added = describe_clamped_rows(self.table, self.request.where, values, sorted(keys))
+        features = describe_clamped_features(self.table, self.bounded_columns("by"))
+        return "; ".join(filter(None, (features, added)))
 
     def _reads(self, kind: type[Any]) -> bool:
         """Whether the statistic that is read is of this kind; a session reads its own."""

@@ -21,7 +21,7 @@ from dpflow.tables.access.arithmetic import (
     double,
     operate_doubles,
 )
-from dpflow.tables.language.expressions import add_predictions
+from dpflow.tables.language.expressions import add_predictions, parse_expression
 from dpflow.tables.language.intervals import bound_expression
 from dpflow.tables.language.nodes import AGGREGATES, Node
 from dpflow.tables.language.rendering import (
@@ -71,14 +71,48 @@ def render_features(nodes: Sequence[Node], groups: GroupRenderer) -> tuple[list[
 
 
 class RowRenderer(Renderer):
-    """Row expressions, in which columns are within their declared bounds."""
+    """Row expressions of aggregates.
 
-    def __init__(self, table: Table, column: Callable[[str], sql.Field]) -> None:
+    Args:
+        clamps: columns are within their declared bounds, and filled, wherever they stand. Else only what is added up
+            is: a unit's number is clamped after it is computed of its rows as they are.
+    """
+
+    def __init__(
+        self, table: Table, column: Callable[[str], sql.Field], clamps: bool = True
+    ) -> None:
         super().__init__(column)
-        self.table = table
+        self.table, self._clamps = table, clamps
         self.integers: set[str] = set()  # columns of which every value is a whole number
 
     def column(self, name: str) -> Term:
+        """A column's value."""
+        return self._clamp_column(name) if self._clamps else super().column(name)
+
+    def write_added(self, node: Node) -> Term:
+        """What a sum or mean adds up, within its bounds: a column is filled as it is declared, too."""
+        if self._clamps:
+            return self.write_term(node)
+        name = ".".join(node.args[0]) if node.op == "column" else ""
+        if name:
+            return super().column(name) if is_count(self.table, name) else self._clamp_column(name)
+        term = self.write_term(node)
+        require_operands(term.family in ("whole", "number"), node, "numbers")
+        span = bound_expression(node, self.table, self.integers)
+        if not span.size < math.inf:
+            return term
+        integer = term.family == "whole" and span.whole and span.size < 2**62
+        value = term.sql if integer else self.as_double(term)
+        constant = self._integer if integer else self._fraction
+        clamped = self._clamp(value, constant(Fraction(span.low)), constant(Fraction(span.high)))
+        return Term(clamped, "whole" if integer else "number")
+
+    def _clamp(self, value: str, low: str, high: str) -> str:
+        """A number within constants; NULL where it is, over which least and greatest pass."""
+        clamped = self.write.call("least", self.write.call("greatest", value, low), high)
+        return self.write.choose([(self.write.negate(self.write.is_null(value)), clamped)])
+
+    def _clamp_column(self, name: str) -> Term:
         """A column's value, clamped and filled as it is declared."""
         term, declaration = super().column(name), self.table.column(name)
         if term.family not in ("whole", "number"):
@@ -92,14 +126,7 @@ class RowRenderer(Renderer):
         integer = term.family == "whole" and _is_whole(declaration)
         value = term.sql if integer else self.as_double(term)
         constant = self._integer if integer else self._fraction
-        clamped = self.write.call(
-            "least",
-            self.write.call("greatest", value, constant(declaration.lower)),
-            constant(declaration.upper),
-        )
-        # least and greatest pass over NULL, so a missing value would become a bound.
-        missing = self.write.is_null(value)
-        clamped = self.write.choose([(self.write.negate(missing), clamped)])
+        clamped = self._clamp(value, constant(declaration.lower), constant(declaration.upper))
         if declaration.missing != "skip":
             clamped = self.write.call("coalesce", clamped, constant(declaration.missing))
         if not integer:
@@ -108,7 +135,7 @@ class RowRenderer(Renderer):
         return Term(self.write.cast(clamped, "BIGINT"), "whole")
 
     def _write_operator(self, node: Node) -> tuple[str, str]:
-        if node.op == "IS NULL" and node.args[0].op == "column":
+        if self._clamps and node.op == "IS NULL" and node.args[0].op == "column":
             # A number stands in for what is missing here, as it does where rows are read first.
             name = ".".join(node.args[0].args[0])
             if self.table.column(name).missing != "skip" and not self._is_text(name):
@@ -117,8 +144,10 @@ class RowRenderer(Renderer):
 
     def write_counted(self, name: str) -> str | None:
         """The number of a day, time or flag that is read within bounds or for a missing one, to be counted: as it is
-        where rows are read first. None for other columns.
+        where rows are read first. None for other columns, and where columns are read as they are.
         """
+        if not self._clamps:
+            return None
         declared = self.table.column(name)
         is_declared = declared.lower is not None or declared.missing != "skip"
         if not is_declared or self._is_text(name):
@@ -147,6 +176,20 @@ class RowRenderer(Renderer):
 
     def _fraction(self, value: Fraction) -> str:
         return self.write.double(float(value))
+
+
+def is_count(table: Table, name: str) -> bool:
+    """Whether a column is a number of a unit's rows below, or the least, greatest, first or last of several: a whole
+    number that is added up as it is.
+    """
+    units = table.unit_rows
+    if units is None or name not in units.features:
+        return False
+    node = parse_expression(name, units.rows)
+    node = node.args[0] if node.op == "FILTER" else node
+    if node.op in ("sum", "avg") or node.op.startswith("count"):
+        return node.op.startswith("count")
+    return node.args[0].op == "column" and is_count(units.rows, ".".join(node.args[0].args[0]))
 
 
 def _is_whole(declared: Column) -> bool:
@@ -181,7 +224,8 @@ class GroupRenderer(Renderer):
             return super().write_term(node)
         if node.op.startswith("count"):
             return Term(self._write_count(node), "whole")
-        terms = [self._inner.write_term(arg) for arg in node.args]
+        write = self._inner.write_added if node.op in ("sum", "avg") else self._inner.write_term
+        terms = [write(arg) for arg in node.args]
         if node.op in ("arg_min", "arg_max", "first", "last"):
             return self._write_first(node, terms)
         if node.op in ("min", "max") and terms[0].family in ("whole", *CALENDAR):

@@ -70,7 +70,7 @@ def make_unit_rows(units: UnitRows, reading: Any) -> tuple[Any, dict[str, Field]
     }
     outputs, features = render_features(
         [parse_expression(text, table) for text in units.features],
-        _SparkGroups(_SparkRows(table, reading.column)),
+        _SparkGroups(_SparkRows(table, reading.column, clamps=False)),
     )
     rows = reading.select_rows(
         [

@@ -35,7 +35,7 @@ def write_unit_rows(
     }
     outputs, features = render_features(
         [parse_expression(text, table) for text in units.features],
-        DuckDBGroups(DuckDBRows(table, column)),
+        DuckDBGroups(DuckDBRows(table, column, clamps=False)),
     )
     terms = {**keys, **dict(zip(units.features, features))}
     fields = {name: derived_field(name, term) for name, term in terms.items()}
