@@ -34,10 +34,10 @@ from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
 from dpflow.counted import counted
 from dpflow.engine.releases.run_identity import current_principal
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, UnknownName
 from dpflow.ledger import Entry, Ledger, VerificationReport
 from dpflow.ledger.audit.entry_text import explain_entry
-from dpflow.ledger.books.records import read_point
+from dpflow.ledger.books.records import is_same_principal, read_point
 from dpflow.ledger.history.anchor import default_folder
 
 app = typer.Typer(
@@ -166,15 +166,17 @@ def history(
     if service := find_service(ledger):
         most = sys.maxsize if kind or limit is None else limit
         found = service.history(scope, since=since, principal=principal, limit=most)
-        entries = (Entry(**entry) for entry in found)
+        entries = [Entry(**entry) for entry in found]
+        _require_known(entries, kind or (), None)  # it tells its callers of nobody else
     else:
         book, first = open_ledger(ledger), 1 if since is None else read_point("since", since)
         statement.require_reached(book, first)
+        _require_known(book.stream_history(), kind or (), principal)
         entries = book.stream_history(scope, since=first, principal=principal)
         if limit is not None and not kind:
             entries = book.history(scope, since=first, principal=principal, limit=limit)
     if kind:
-        entries = _select_kinds(entries, kind, limit)
+        entries = deque((entry for entry in entries if entry.kind in kind), limit)
     if form == "json":
         # An array, written as it comes: a history may not fit into memory.
         start = "["
@@ -197,21 +199,25 @@ def history(
         show_table("history", columns, ([line[c] for c in columns] for line in lines))
 
 
-def _select_kinds(entries: Iterable[Entry], kinds: list[str], limit: int | None) -> Iterable[Entry]:
-    """The newest entries of these kinds. Raises `InvalidInput` for a kind that is neither the ledger's nor in the history."""
+def _require_known(entries: Iterable[Entry], kinds: Iterable[str], principal: str | None) -> None:
+    """Raises `UnknownName` for a kind that is neither the ledger's nor in the history, and for a principal who did nothing."""
     from dpflow.ledger.audit.recheck import RESERVED_KINDS
 
-    found = set[str]()
-    selected = deque[Entry]((), limit)
+    missing, known, principals = {*kinds} - RESERVED_KINDS, {*RESERVED_KINDS}, set[str]()
+    if not missing and principal is None:
+        return
     for entry in entries:
-        if entry.kind in kinds:
-            found.add(entry.kind)
-            selected.append(entry)
-    if unknown := sorted({*kinds} - RESERVED_KINDS - found):
-        raise InvalidInput(
-            f"no entry is of kind {unknown[0]!r}; the ledger writes {', '.join(sorted(RESERVED_KINDS))}"
-        )
-    return selected
+        missing.discard(entry.kind)
+        if principal is not None and is_same_principal(principal, entry.principal):
+            principal = None
+        if not missing and principal is None:
+            return
+        known.add(entry.kind)
+        principals.add(entry.principal)
+    if missing:
+        raise UnknownName("kind of entry", min(missing), known)
+    assert principal is not None
+    raise UnknownName("principal in the history", principal, principals)
 
 
 @app.command()
