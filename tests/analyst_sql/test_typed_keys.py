@@ -8,6 +8,8 @@ import duckdb
 import pytest
 from sql_world import EXACT, World
 
+from dpflow.errors import TableBusy
+
 COLUMNS = {
     "code": ("VARCHAR", ["10", "9", "100"]),
     "day": ("VARCHAR", ["2020-01-02", "10"]),
@@ -68,14 +70,57 @@ def test_an_expression_has_the_type_of_its_columns(typed_world: World) -> None:
     assert typed_world.ask(text, epsilon=EXACT, scope="typed").rows == typed_world.truth(text)
 
 
-def test_a_stored_answer_needs_no_source(typed_world: World) -> None:
-    """Where the catalogue cannot be asked, keys have the type that all of them write."""
-    text = "SELECT size, COUNT(*) FROM visits GROUP BY size ORDER BY size"
+def test_a_time_that_python_does_not_have_leaves_the_type_of_its_column(tmp_path: Path) -> None:
+    """Private keys beyond the years 1 to 9999: what EXPLAIN says of types is true of the answer."""
+    world = World(tmp_path)
+    ends = ["DATE '2024-01-01'", "'infinity'::DATE", "DATE '0044-03-15 (BC)'", "DATE '2024-03-01'"]
+    with duckdb.connect(str(tmp_path / "visits.duckdb")) as connection:
+        connection.execute(
+            f"CREATE OR REPLACE TABLE visits AS SELECT i AS person, ends, ends::TIMESTAMP AS moment, "
+            f"ends::TIMESTAMPTZ AS zoned FROM (SELECT i, [{', '.join(ends)}][1 + i % 4] AS ends FROM range(4000) t(i))"
+        )
+    bounds = {"rows": 1}
+    columns: dict[str, dict[str, str]] = {"ends": {}, "moment": {}, "zoned": {}}
+    world.table = world.declare(columns=columns, contribution_bounds=bounds)
+    world.ledger.grant(
+        "ends", 10**6, "0.1", filter="basic", table=world.table, principal="owner", confirm_large=True
+    )  # fmt: skip
+    for name in columns:
+        text = (
+            f"SELECT {name}, dayname({name}) AS d, COUNT(*) AS n FROM visits GROUP BY {name} "
+            f"HAVING {name} > '2024-01-01' ORDER BY {name}"
+        )
+        answer = world.ask(text, epsilon=EXACT, delta="1e-3", scope="ends")
+        found = [(str(row[0]), *row[1:]) for row in answer.rows]
+        midnight = "" if name == "ends" else " 00:00:00"
+        assert found == [(f"2024-03-01{midnight}", "Friday", 1000), ("infinity", None, 1000)]
+        assert answer.list_published()[0][1] == ("DATE" if name == "ends" else "TIMESTAMP")
+    file = tmp_path / "answer.parquet"
+    answer.write(file)
+    assert duckdb.read_parquet(str(file)).fetchall()[1][0] == "infinity"
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_a_stored_answer_is_the_same_without_its_source(typed_world: World, name: str) -> None:
+    """Where keys could be of several types and the catalogue cannot be asked, there is none."""
+    text = f"SELECT {name}, COUNT(*) FROM visits GROUP BY {name} ORDER BY {name}"
     first = typed_world.ask(text, epsilon=EXACT, scope="typed")
     place = typed_world.folder / "visits.duckdb"
     place.rename(typed_world.folder / "away.duckdb")
     try:
-        again = typed_world.ask(text, epsilon=1, scope="typed")
+        with pytest.raises(TableBusy, match="texts, numbers or times"):
+            typed_world.ask(text, epsilon=1, scope="typed")
+        typed_world.ask("EXPLAIN " + text, epsilon=1, scope="typed").explain(typed_world.ledger)
     finally:
         (typed_world.folder / "away.duckdb").rename(place)
+    again = typed_world.ask(text, epsilon=1, scope="typed")
+    assert again.free and again.rows == first.rows
+
+
+def test_keys_that_are_texts_need_no_source(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    text = "SELECT city, COUNT(*) AS n FROM visits GROUP BY city ORDER BY n"
+    first = world.ask(text, epsilon=1)
+    (tmp_path / "visits.duckdb").rename(tmp_path / "away.duckdb")
+    again = world.ask(text, epsilon=1)
     assert again.free and again.rows == first.rows

@@ -61,6 +61,7 @@ def compute_answer(
     Raises:
         QueryFailed: DuckDB cannot compute it from these numbers, not even as NULL.
         QueryStopped: it took too long, or too much memory.
+        TableBusy: a source's catalogue, which says what keys are, cannot be read now.
     """
     tables: Sequence[ReleasedTable] = make_tables(query, cells, keys)
     tables, ran, result = run_query(tables, query)

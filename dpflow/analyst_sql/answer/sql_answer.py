@@ -397,7 +397,12 @@ def _make_arrow(columns: Sequence[tuple[str, str, list[Any]]]) -> pyarrow.Table:
         if kind.startswith("DECIMAL") or kind == "HUGEINT":
             width, scale = map(int, kind[8:-1].split(",")) if kind != "HUGEINT" else (38, 0)
             kinds[kind] = pyarrow.decimal128(width, scale)
-    schema = [(name, kinds.get(kind, pyarrow.string())) for name, kind, _ in columns]
+    # Times that Python does not have are texts.
+    texts = {name for name, _, values in columns if any(isinstance(one, str) for one in values)}
+    schema = [
+        (name, pyarrow.string() if name in texts else kinds.get(kind, pyarrow.string()))
+        for name, kind, _ in columns
+    ]
     return pyarrow.table(
         {name: _plain_values(values) for name, _, values in columns},
         schema=pyarrow.schema(schema),
@@ -423,6 +428,9 @@ def _plan_kind(planned: str, drawn: str) -> str:
     base = planned.partition("(")[0]
     if base.startswith("TIMESTAMP") and drawn == "DATE":
         return "TIMESTAMP"
+    if base in ("DATE", "TIMESTAMP") and drawn == "VARCHAR":
+        # Times that Python does not have are texts, as DuckDB writes them.
+        return base
     if base in ("DOUBLE", "FLOAT", "DECIMAL") and drawn in ("BIGINT", "HUGEINT"):
         return "DOUBLE"
     is_wide = base in ("UBIGINT", "HUGEINT", "UHUGEINT", "BIGNUM")

@@ -5,6 +5,7 @@ exact it would be. Reads no row and charges nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -33,6 +34,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, find_lock, require_certified
 from dpflow.engine.releases.plan import Plan
+from dpflow.errors import TableBusy
 from dpflow.ledger import Ledger
 from dpflow.tables.public.published_rows import PublishedRows
 
@@ -247,7 +249,10 @@ def _describe_columns(plan: SqlPlan) -> Iterator[dict[str, Any]]:
     """Each column with its noise; ``half_width_95`` is that of every interval of it, None where it hangs on
     what is released.
     """
-    forecasts = plan.forecast_noise()
+    forecasts = None
+    # Without its catalogue nothing says what type keys have.
+    with suppress(TableBusy):
+        forecasts = plan.forecast_noise()
     everything = ColumnIntervals(
         True,
         frozenset(

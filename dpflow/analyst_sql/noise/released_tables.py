@@ -27,7 +27,7 @@ from dpflow.analyst_sql.parse.select_query import (
 )
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
 from dpflow.analyst_sql.releases.query_parts import find_grouping
-from dpflow.analyst_sql.releases.typed_keys import KINDS, KeyReader
+from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
@@ -231,22 +231,22 @@ def _make_table(
 ) -> ReleasedTable:
     rows = list(cells)
     texts = [[key[n] for key in rows] for n in range(len(release.groups))]
-    typed = reader.read_columns(release.table, release.groups, texts)
-    keys = []
-    for n, (column, values_of) in enumerate(zip(texts, typed)):
-        values = [values_of[text] for text in column]
-        kind = find_kind(values, reader.find_kind(release.table, release.groups[n]))
-        keys.append((key_column(n), kind, values))
+    keys = [
+        (key_column(n), reader.find_released_kind(release.table, group, column), column)
+        for n, (group, column) in enumerate(zip(release.groups, texts))
+    ]
     numbers = [[cells[key].get(one, _MISSING) for key in rows] for one in release.aggregates]
     planned = [expect_kind(one, release.table, reader) for one in release.aggregates]
+    kinds = []
     for n, one in enumerate(release.aggregates):
         if one.kind == "mode":
-            numbers[n] = _read_modes(release.table, one, numbers[n], reader)
-        elif planned[n] in ("DATE", "TIMESTAMP"):
+            assert one.value is not None
+            modes = [number.value for number in numbers[n] if number.value is not None]
+            kinds.append(reader.find_released_kind(release.table, one.value, modes))
+            continue
+        if planned[n] in ("DATE", "TIMESTAMP"):
             numbers[n] = list(map(_write_times, numbers[n]))
-    kinds = [
-        _find_number_kind(_list_values(column), kind) for kind, column in zip(planned, numbers)
-    ]
+        kinds.append(_find_number_kind(_list_values(numbers[n]), planned[n]))
     filled = {n: list(map(_is_filled, numbers[n])) for n in divisors}
     return ReleasedTable(
         release_table(position),
@@ -258,16 +258,6 @@ def _make_table(
         _list_units(release),
         planned,
     )
-
-
-def _read_modes(
-    table: Table, mode: SqlAggregate, numbers: Sequence[Number], reader: KeyReader
-) -> list[Number]:
-    """Keys that were chosen, as values of their column's type."""
-    assert mode.value is not None
-    texts = [number.value for number in numbers if number.value is not None]
-    (typed,) = reader.read_columns(table, [mode.value], [texts])
-    return [replace(number, value=typed.get(number.value)) for number in numbers]
 
 
 def _write_times(number: Number) -> Number:
@@ -314,6 +304,16 @@ def expect_tables(query: SplitQuery, keys: KeyReader) -> list[RowTable]:
         columns += [(present_column(n), "BIGINT") for n in _list_units(release)]
         tables.append(RowTable(release_table(position), columns, [[] for _ in columns]))
     return tables
+
+
+#: DuckDB's types of Python's values.
+_KINDS: Mapping[type, str] = {
+    bool: "BOOLEAN",
+    int: "BIGINT",
+    float: "DOUBLE",
+    str: "VARCHAR",
+    dict: "MAP(VARCHAR, BIGINT)",
+}
 
 
 #: Values of DuckDB's types of keys and numbers, for `fill_samples`; numbers of either sign.
@@ -385,14 +385,14 @@ def _find_number_kind(values: Sequence[Any], expected: str) -> str:
         return "DATE" if is_date else "TIMESTAMP"
     if expected.startswith(("DECIMAL", "HUGEINT")) or (expected == "DOUBLE" and texts):
         return expected
-    return find_kind(values, expected)
+    return _find_kind(values, expected)
 
 
 #: Texts of numbers that no double is.
 _NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?")
 
 
-def find_kind(values: Sequence[Any], expected: str) -> str:
+def _find_kind(values: Sequence[Any], expected: str) -> str:
     """DuckDB's type of values; the expected one where there are none, or where it holds more digits."""
     kinds = {type(value) for value in values if value is not None}
     is_huge = kinds == {int} and expected in ("HUGEINT", "UHUGEINT")
@@ -402,7 +402,7 @@ def find_kind(values: Sequence[Any], expected: str) -> str:
         return "DOUBLE"
     if kinds == {int} and any(not -(2**63) <= v < 2**63 for v in values if v is not None):
         return "DOUBLE"
-    return KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
+    return _KINDS.get(next(iter(kinds)), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
 
 
 def _write_number(value: Any, kind: str) -> Any:

@@ -1,66 +1,70 @@
-"""A group's keys as typed values, so that they are ordered and compared as the source's column is.
+"""The types of groups' keys, so that they are ordered and compared as the source's column is.
 
-A key's text may write a number, a date or a truth value where the column holds texts. So where the text
-alone does not say it, the source's catalogue does. A stored answer needs no source: where it cannot be
-opened, all keys of a column have the type that their texts write.
+A key's text may write a number, a date or a truth value where the column holds texts. So a type is that of
+the source's catalogue, never what the released texts look like. A stored answer needs no source where no key
+could be of another type; elsewhere it is refused while the catalogue cannot be asked.
 """
 
 from __future__ import annotations
 
-import datetime as dt
 import re
 from collections.abc import Sequence
 from decimal import Decimal
-from typing import Any
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.result_fields import read_key
-from dpflow.errors import DpflowError
+from dpflow.errors import DpflowError, TableBusy
 from dpflow.tables import column_types, declare_groups
 from dpflow.tables.language.nodes import Node
 
-_WHOLE, _DECIMAL = re.compile(r"-?[0-9]+"), re.compile(r"-?[0-9]+\.[0-9]+")
-_TRUTHS = {"false": False, "true": True}
-
-
-def read_typed_key(text: str) -> Any:
-    """An integer, a date, a timestamp, or the text."""
-    key = read_key(text)
-    typed = [one for one in (key.integer, key.date, key.timestamp) if one is not None]
-    return typed[0] if typed else text
+_DAY = r"[0-9]{4,}-[0-9]{2}-[0-9]{2}( \(BC\))?"
+#: What DuckDB writes for values of its types, infinite times and those beyond the years 1 to 9999 included.
+_WRITTEN = {
+    "BOOLEAN": re.compile("true|false"),
+    "BIGINT": re.compile("-?[0-9]+"),
+    "DOUBLE": re.compile(r"-?[0-9]+(\.[0-9]+)?"),
+    "DATE": re.compile(f"-?infinity|{_DAY}"),
+    "TIMESTAMP": re.compile(rf"-?infinity|{_DAY} [0-9:]{{8}}(\.[0-9]+)?(\+00)?"),
+}
 
 
 class KeyReader:
-    """Reads keys as typed values; a source's catalogue is asked once, and only where it decides."""
+    """Finds the types of keys; a source's catalogue is asked once for each."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[str, str], str | None] = {}
-
-    def read_columns(
-        self, table: Table, groups: Sequence[Node], columns: Sequence[Sequence[str]]
-    ) -> list[dict[str, Any]]:
-        """For each grouping expression a typed value of every key, all of one type."""
-        return [self._read(table, group, texts) for group, texts in zip(groups, columns)]
 
     def find_kind(self, table: Table, group: Node) -> str:
         """DuckDB's type of a grouping expression's keys, as far as it is known before they are released."""
         declared, name = declare_groups(table, str(group))
         public = declared.columns[name].public_keys
-        if public is not None:
-            (values,) = self.read_columns(table, [group], [list(public)])
-            kinds = {type(value) for value in values.values()}
-            if kinds == {Decimal} or not all(map(_is_64_bits, values.values())):
-                return _name_kind(self._find_type(table, group) or "")
-            return KINDS.get(kinds.pop(), "VARCHAR") if len(kinds) == 1 else "VARCHAR"
-        if is_text(group):
+        if is_text(group) or (public is not None and all(map(_is_plain, public))):
             return "VARCHAR"
-        kind = self._find_type(table, group)
-        return "VARCHAR" if kind is None else _name_kind(kind)
+        kind = _name_kind(self._find_type(table, group) or "")
+        # A key that no value of the type writes, which a declaration may have, makes all of them texts.
+        return kind if public is None or _writes(kind, public) else "VARCHAR"
+
+    def find_released_kind(self, table: Table, group: Node, texts: Sequence[str]) -> str:
+        """The same of released keys.
+
+        Raises:
+            TableBusy: the catalogue cannot be asked, and they may be values of several types.
+        """
+        kind = self.find_kind(table, group)
+        is_open = not is_text(group) and not all(map(_is_plain, texts))
+        if is_open and self._find_type(table, group) is None:
+            raise TableBusy(
+                f"the catalogue of table {table.name!r} cannot be read now, and it says whether the stored keys of "
+                f"{group} are texts, numbers or times; ask again when its source is there, at no cost"
+            )
+        # Stored keys may be older than the column's type.
+        return kind if _writes(kind, texts) else "VARCHAR"
 
     def find_time_kind(self, table: Table, value: Node) -> str | None:
         """DATE or TIMESTAMP where the source says that a value is one; None where it is none, or cannot say."""
         kind = self._find_type(table, value) or ""
-        return _name_kind(kind) if kind.startswith(("DATE", "TIMESTAMP")) else None
+        if kind.startswith("TIMESTAMP"):
+            return "TIMESTAMP"
+        return "DATE" if kind == "DATE" else None
 
     def list_types(self) -> list[tuple[str, str | None]]:
         """The types that sources were asked for, each with its table's name; None where one could not say."""
@@ -68,18 +72,10 @@ class KeyReader:
 
     def _find_type(self, table: Table, group: Node) -> str | None:
         place = table.name, str(group)
-        if place not in self._types:
+        # What cannot be read now may be read later.
+        if self._types.get(place) is None:
             self._types[place] = _find_type(table, group)
         return self._types[place]
-
-    def _read(self, table: Table, group: Node, texts: Sequence[str]) -> dict[str, Any]:
-        plain: dict[str, Any] = {text: text for text in texts}
-        if is_text(group) or all(map(_is_plain, texts)):
-            return plain
-        values = _read_as(self._find_type(table, group), texts)
-        # A key that no value of the type writes, which a declaration may have, makes all of them texts.
-        mixed = len({type(value) for value in values}) > 1
-        return plain if mixed else dict(zip(texts, values))
 
 
 def _find_type(table: Table, group: Node) -> str | None:
@@ -93,40 +89,20 @@ def _find_type(table: Table, group: Node) -> str | None:
 
 def _is_plain(text: str) -> bool:
     """Whether a text writes a value of no other type."""
-    known = text in ("false", "true") or _DECIMAL.fullmatch(text) is not None
-    return not known and isinstance(read_typed_key(text), str)
+    return not any(written.fullmatch(text) for written in _WRITTEN.values())
 
 
-def _read_as(kind: str | None, texts: Sequence[str]) -> list[Any]:
-    """Keys as values of a type; of one that is not known, as what all of them write."""
-    if kind is None:
-        truths = set(texts) <= {"false", "true"}
-        return [text == "true" for text in texts] if truths else list(map(read_typed_key, texts))
-    name = kind.partition("(")[0]
-    if name == "BOOLEAN":
-        return [_TRUTHS.get(text, text) for text in texts]
-    if name.endswith("INT") or name == "INTEGER":
-        return [int(text) if _WHOLE.fullmatch(text) else text for text in texts]
-    if name == "DECIMAL":
-        read = Decimal if _is_wide(kind) else float
-        numbers = [read(text) if _is_decimal(text) else text for text in texts]
-        # Two texts of one number would be one key.
-        return numbers if len(set(numbers)) == len(set(texts)) else list(texts)
-    if name == "DATE" or name.startswith("TIMESTAMP"):
-        return list(map(read_typed_key, texts))
-    return list(texts)
-
-
-#: DuckDB's types of Python's values.
-KINDS: dict[type, str] = {
-    bool: "BOOLEAN",
-    int: "BIGINT",
-    float: "DOUBLE",
-    str: "VARCHAR",
-    dict: "MAP(VARCHAR, BIGINT)",
-    dt.date: "DATE",
-    dt.datetime: "TIMESTAMP",
-}
+def _writes(kind: str, texts: Sequence[str]) -> bool:
+    """Whether texts write different values of a type."""
+    base = "DOUBLE" if kind.startswith("DECIMAL") else kind.replace("UHUGEINT", "HUGEINT")
+    written = _WRITTEN.get(base.replace("HUGEINT", "BIGINT"))
+    if written is None:
+        return True
+    if not all(map(written.fullmatch, texts)):
+        return False
+    # Two texts of one number would be one key.
+    is_number = base in ("DOUBLE", "BIGINT", "HUGEINT")
+    return not is_number or len(set(map(Decimal, texts))) == len(set(texts))
 
 
 def _name_kind(kind: str) -> str:
@@ -140,20 +116,13 @@ def _name_kind(kind: str) -> str:
         return "BIGINT"
     if name == "DECIMAL":
         return kind if _is_wide(kind) else "DOUBLE"
-    return "TIMESTAMP" if name.startswith("TIMESTAMP") else "VARCHAR"
+    # A TIMESTAMP holds no nanoseconds: two keys would be one.
+    return "TIMESTAMP" if name.startswith("TIMESTAMP") and name != "TIMESTAMP_NS" else "VARCHAR"
 
 
 def _is_wide(kind: str) -> bool:
     """Whether a type of decimals has more digits than a double writes."""
     return int(kind.removeprefix("DECIMAL(").partition(",")[0]) > 15
-
-
-def _is_64_bits(value: Any) -> bool:
-    return not isinstance(value, int) or -(2**63) <= value < 2**63
-
-
-def _is_decimal(text: str) -> bool:
-    return _DECIMAL.fullmatch(text) is not None or _WHOLE.fullmatch(text) is not None
 
 
 def is_text(node: Node) -> bool:
