@@ -225,6 +225,18 @@ def test_a_service_checks_places(tmp_path: Path) -> None:
         load_tables(load_service(world.file))
 
 
+def test_a_service_serves_no_private_file_as_a_public_table(tmp_path: Path) -> None:
+    """Of any of its tables; it does not start."""
+    world = ServiceWorld(tmp_path, published={})
+    (tmp_path / "link.csv").symlink_to(
+        load_table(load_service(world.file).tables["visits"]).database
+    )
+    service = yaml.safe_load(world.file.read_text()) | {"public": {"towns": "link.csv"}}
+    world.file.write_text(yaml.safe_dump(service))
+    with pytest.raises(PlanRefused, match="rows of towns are public, and these are in the private"):
+        load_tables(load_service(world.file))
+
+
 @pytest.mark.parametrize("scheme", ["", "memory://rows/"])
 @pytest.mark.parametrize("name", ["daily", "daily_latest"])
 def test_a_copy_replaces_copies_only(
