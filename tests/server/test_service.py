@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import signal
 import socket
@@ -26,6 +27,8 @@ from service_world import (
 from starlette.testclient import TestClient
 
 from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.ledger.books import charges
+from dpflow.ledger.history import chain
 from dpflow.server.public_facts import PublicFacts
 from dpflow.server.service import load_service
 
@@ -404,3 +407,35 @@ def test_a_misspelt_query_parameter_is_refused(ann: httpx.Client) -> None:
         answer = ann.get(f"/v1/{place}")
         assert answer.status_code == 422 and "no query parameter" in answer.json()["message"]
     assert ann.get("/v1/history?limit=5").status_code == 200
+
+
+def test_epsilon_per_day_is_a_quota_with_a_period(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service file has no field for it. What a day cannot pay is refused at once; the next day pays again."""
+
+    def set_clock(day: int) -> None:
+        now = dt.datetime(2026, 11, day, 12, tzinfo=dt.UTC)
+        monkeypatch.setattr(chain.time, "time", now.timestamp)
+        monkeypatch.setattr(charges, "today", now.date)
+
+    world = ServiceWorld(tmp_path)
+    service = yaml.safe_load(world.file.read_text())
+    for field in ("epsilon_per_day", "max_epsilon_per_day"):
+        service["principals"]["ann"] = asker("ann", scope="visits/ann/daily", **{field: 1})
+        world.file.write_text(yaml.safe_dump(service))
+        with pytest.raises(InvalidDeclaration, match=field):
+            load_service(world.file)
+    service["principals"]["ann"] = asker("ann", scope="visits/ann/daily")
+    world.file.write_text(yaml.safe_dump(service))
+    set_clock(28)
+    world.ledger.quota("visits/ann/daily", 1, 0, period="day", principal="owner")
+    others = "SELECT count(*) AS n FROM visits"
+    with world.test_client("ann") as client:
+        assert settle(client, "sql", query(epsilon="0.75")).status_code == 200
+        refused = client.post("/v1/sql", json=query(others, epsilon="0.75"))
+        assert (refused.status_code, refused.json()["error"]) == (429, "quota_exhausted")
+        assert spent(world, "visits/ann") == "0.75"
+        set_clock(29)
+        assert settle(client, "sql", query(others, epsilon="0.75")).status_code == 200
+    assert spent(world, "visits/ann") == "1.5"
