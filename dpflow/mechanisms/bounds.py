@@ -105,6 +105,9 @@ class Bounds(Mechanism[BoundsParams]):
             )
         return min(forms, key=lambda form: form[0])
 
+    def count_rows(self, params: BoundsParams, table: Table) -> int:
+        return 2 * len(self._group_keys(params, table))
+
     def event(self, params: BoundsParams, table: Table) -> Event:
         """The guarantee of the histogram of magnitudes; the bounds are post-processing of it."""
         table.column(params.column)

@@ -145,6 +145,9 @@ class _Quantiles(Mechanism[P]):
         """The groups."""
         return ("",) if params.by is None else table.public_keys(params.by)
 
+    def count_rows(self, params: P, table: Table) -> int:
+        return len(self.group_keys(params, table)) * len(self.list_quantiles(params))
+
     def delegate_to(self, params: P, table: Table) -> Delegation | None:
         """The method that `rank_methods` chooses, or this one."""
         return choose_method(self, params, table)

@@ -94,7 +94,9 @@ def test_private_keys_are_cut_and_the_same_request_has_the_same_rows(
         stored = restarted.post("/v1/sql", json=query(CLINICS, **SURE))
         assert stored.json()["values"] == first["values"]
     assert spent(world) == paid
-    assert len(SqlAnswer.from_wire(first).values) == 2
+    answer = SqlAnswer.from_wire(first)
+    assert (len(answer.values), answer.rows_left_out) == (2, 1)
+    assert SqlAnswer.from_wire(answer.to_wire()) == answer
 
 
 def test_a_stored_answer_is_cut_and_stays_whole(world: ServiceWorld, ann: Any, bob: Any) -> None:
@@ -164,6 +166,9 @@ def test_synthetic_rows_are_rows() -> None:
         ("histogram", {"by": "city"}),
         ("sum", {"column": "age", "by": "city"}),
         ("mean", {"column": "age"}),
+        ("quantiles", {"column": "age", "by": "city", "quantiles": ["0.25", "0.75"]}),
+        ("bounds", {"column": "age", "by": "city"}),
+        ("truncated_count", {"by": "city", "delta": "1e-6"}),
         ("aggregates", {"by": "city", "measures": [{"measure": "count"}, {"measure": "mean", "column": "age"}]}),
     ],
 )  # fmt: skip

@@ -114,6 +114,7 @@ class SqlAnswer:
         notes: what a reader must know.
         chosen: noise chose which rows there are.
         kinds: DuckDB's types of the query's columns, known before anything is drawn.
+        rows_left_out: above what a service sends to its principal.
     """
 
     columns: tuple[AnswerColumn, ...]
@@ -123,6 +124,7 @@ class SqlAnswer:
     notes: tuple[str, ...] = ()
     chosen: bool = True
     kinds: tuple[str, ...] = ()
+    rows_left_out: int = 0
 
     @property
     def free(self) -> bool:
@@ -301,6 +303,7 @@ class SqlAnswer:
             "notes": list(self.notes),
             "chosen": self.chosen,
             "kinds": list(self.kinds),
+            **({"rows_left_out": self.rows_left_out} if self.rows_left_out else {}),
         }
 
     @classmethod
@@ -321,6 +324,7 @@ class SqlAnswer:
             tuple(data["notes"]),
             data["chosen"],
             tuple(data["kinds"]),
+            data.get("rows_left_out", 0),
         )
 
     def write(self, file: Path | str, intervals: bool = True) -> None:

@@ -21,6 +21,7 @@ from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import OPTIONS
 from dpflow.catalogue import find_server, locate_ledger
 from dpflow.client.open_client import connect
+from dpflow.counted import counted
 from dpflow.engine.releases.request import require_public
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger import Ledger
@@ -89,6 +90,11 @@ class Plugin(BasePlugin):
         columns = [column[:3] for column in answer.list_published()]
         told = AnswerRun(blocks, run, answer.released_at, releases=answer.release_ids)
         write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
+        if answer.rows_left_out:
+            rows = counted(answer.rows_left_out, "row")
+            log.warning(
+                f"{model['id']}: {rows} left out: more than the service sends to this principal"
+            )
         for one in answer.origins:
             paid = f"charged epsilon {one.epsilon}, delta {one.delta} to scope {scope}"
             log.info(

@@ -157,6 +157,30 @@ def test_a_service_answers_where_dpflow_yml_names_one(
         assert spent["epsilon_spent"] == "0.5"
 
 
+def test_the_log_says_what_a_service_left_out(
+    project: Project, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows above the principal's limit, which its table lacks; built again it has the same rows."""
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "tests"))
+    from service_world import TOKENS, ServiceWorld, asker, serve_here
+
+    principals = {"ann": asker("ann", max_rows=2)}
+    world = ServiceWorld(tmp_path_factory.mktemp("owner"), principals=principals)
+    said: list[str] = []
+    monkeypatch.setattr("dpflow_dbt.plugin.log.warning", said.append, raising=False)
+    with serve_here(world) as server:
+        (project.folder / "dpflow.yml").write_text(f"server: {server}")
+        monkeypatch.setenv("DPFLOW_SERVER", server)
+        monkeypatch.setenv("DPFLOW_TOKEN", TOKENS["ann"][0])
+        query, options = (
+            "SELECT clinic, COUNT(*) AS n FROM visits GROUP BY clinic",
+            {"delta": "1e-6"},
+        )
+        first = project.store(query, epsilon="10", **options)
+        assert project.store(query, epsilon="10", **options) == first and len(first) == 2
+    assert said == ["model.p.a: 1 row left out: more than the service sends to this principal"] * 2
+
+
 def test_people_and_models_do_not_share_answers(project: Project) -> None:
     """A model's key has its id in it: what a person asked is no answer of it, nor the other way."""
     import dpflow

@@ -89,6 +89,10 @@ class TruncatedCount(Mechanism[TruncatedCountParams]):
         groups, rows_per_group, rows = table.bounds_for(params.by).narrow(size)
         return GroupedSums(params.by, keys, groups, rows_per_group, rows=rows)
 
+    def count_rows(self, params: TruncatedCountParams, table: Table) -> int:
+        """One for each public key."""
+        return 1 if params.by is None else len(table.public_keys(params.by))
+
     def draw(
         self, params: TruncatedCountParams, table: Table, answer: Answer, source: Source
     ) -> Result:
