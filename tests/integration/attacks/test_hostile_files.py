@@ -145,13 +145,15 @@ def test_no_yaml_builds_objects(text: str, tiny: Tiny) -> None:
             parse(place)
 
 
+#: What a shell would make.
+TOUCHED = Path("/tmp/dpflow-was-read-by-a-shell")
 #: Texts that mean something to SQL, templates, shells, paths, terminals or HTML.
 HOSTILE = (
     "'; DROP TABLE visits; --",
     '" OR 1=1 --',
     "{{ 7 * 7 }}",
     "${HOME}",
-    "$(touch /tmp/x)",
+    f"$(touch {TOUCHED})",
     "<script>alert(1)</script>",
     "\x1b[2J",
     "read_csv('/etc/passwd')",
@@ -186,7 +188,7 @@ def test_hostile_names_are_refused_or_data(text: str, tiny: Tiny) -> None:
         except DpflowError as error:
             assert not error.retryable
     assert tiny.database.read_bytes() == before
-    assert not Path("/tmp/x").exists()
+    assert not TOUCHED.exists()
 
 
 CANARY = "ENV7canary7VNE"
