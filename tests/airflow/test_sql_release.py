@@ -245,7 +245,7 @@ def test_a_clear_of_an_older_day_rolls_nothing_back(
     for day in (2, 3):
         operator().execute(context(world.folder, day))
     before = latest()
-    assert before[0] == [2, 3] and {row[-2].day for row in before[1]} == {3}
+    assert before[0] == [2, 3] and {row[-3].day for row in before[1]} == {3}
     operator().execute(context(world.folder, day=2))
     assert latest() == before and world.spent() == "2"
     operator().execute(context(world.folder, day=1))
