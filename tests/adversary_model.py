@@ -294,4 +294,7 @@ def run_model(places: Any, make_place: Any, **options: Any) -> None:
     options |= {"phases": [Phase.generate], "report_multiple_bugs": False}
     chosen = settings(stateful_step_count=25, deadline=None, database=None, **options)
     parts = {"places": staticmethod(places), "make_place": staticmethod(make_place)}
+    # Of a class in a file Hypothesis parses the source, in which CPython 3.11 was once seen to fail
+    # (SystemError: AST constructor recursion depth mismatch).
+    parts["__module__"] = "drawn"
     run_state_machine_as_test(type("Adversary", (Adversary,), parts), settings=chosen)
