@@ -422,6 +422,6 @@ def test_all_verbs_follow_the_model(
     """Every sequence that hypothesis finds does on the ledger what it does on the model."""
     places = (lambda: None) if kind == "sqlite" else request.getfixturevalue("postgres")
     chosen = settings(max_examples=examples, stateful_step_count=50, deadline=None, database=None)
-    run_state_machine_as_test(
-        type("Machine", (Machine,), {"places": staticmethod(places)}), settings=chosen
-    )
+    # The module's name: as in `adversary_model.run_model`.
+    parts = {"places": staticmethod(places), "__module__": "drawn"}
+    run_state_machine_as_test(type("Machine", (Machine,), parts), settings=chosen)

@@ -392,7 +392,9 @@ class Twins(RuleBasedStateMachine):
 
 def run_twins(mode: str, examples: int, steps: int, **changes: Any) -> None:
     """Run so many histories of so many steps."""
-    machine = type("Twins" + mode.title(), (Twins,), {"mode": mode, **changes})
+    # The module's name: as in `adversary_model.run_model`.
+    parts = {"mode": mode, "__module__": "drawn", **changes}
+    machine = type("Twins" + mode.title(), (Twins,), parts)
     run_state_machine_as_test(
         machine,
         settings=settings(
