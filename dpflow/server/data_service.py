@@ -14,7 +14,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.analyst_sql.releases.settings import find_public_table
 from dpflow.analyst_sql.releases.stored_answers import identify_query
-from dpflow.core.accounting.amounts import exact_text
-from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE
@@ -74,7 +71,7 @@ from dpflow.server.principals import Caller
 from dpflow.server.public_facts import PublicFacts
 from dpflow.server.publications import Publications
 from dpflow.server.refusals import Refused, refuse_for_now
-from dpflow.server.row_limits import cut_reply, require_rows
+from dpflow.server.request_limits import cut_reply, find_excess
 from dpflow.server.sealed_requests import Kind, SealedRequests, find_door
 from dpflow.server.service import Service
 from dpflow.server.sessions import find_session, plan_questions
@@ -131,7 +128,12 @@ class DataService:
         """What a release would cost, its error, and whether the ledger would accept it."""
         caller.require_door("release")
         plan, run = self._plan_release(caller, body)
-        return plan.describe() | {"forecast": self._forecast(plan, run)}
+        forecast, rows = self._forecast(plan, run), None
+        if isinstance(plan.mechanism, Mechanism):
+            rows = plan.mechanism.count_rows(plan.params, plan.table)
+        if forecast != ALREADY_PAID:
+            forecast = find_excess(caller.terms, [plan], rows) or forecast
+        return plan.describe() | {"forecast": forecast}
 
     def explain(self, caller: Caller, body: Body) -> Reply:
         """How a query would be answered, what it would cost and how exact it would be."""
@@ -139,7 +141,10 @@ class DataService:
         plan = self._plan_sql(self._read_question(caller, body))
         if plan.source_problem:
             plan = replace(plan, source_problem=SOURCE_AWAY)
-        return plan.explain(self._ledger)
+        told = plan.explain(self._ledger)
+        if plan.to_pay and (excess := find_excess(caller.terms, plan.to_pay, plan.count_rows())):
+            told["forecast"] = excess
+        return told
 
     def _forecast(self, plan: Plan, run: RunIdentity) -> str:
         if self._ledger.find(run.key(plan)) is not None:
@@ -581,21 +586,8 @@ class DataService:
         is_charged = len(new) < len(unsettled)
         if not new:
             return is_charged
-        require_rows(rows, caller.terms.max_rows)
-        costs = [plan.privacy_cost() for plan in new]
-        limits = {"epsilon": caller.terms.max_epsilon, "delta": caller.terms.max_delta}
-        for position, (name, limit) in enumerate(limits.items()):
-            cost = sum((Fraction(amounts[position]) for amounts in costs), Fraction(0))
-            if limit is None:
-                continue
-            if cost > limit:
-                raise PlanRefused(
-                    f"this costs {name} {exact_text(cost)}, and one request of this principal may cost {exact_text(limit)}; ask for less"
-                )
-            if any(isinstance(plan.event, Unprotected) for plan in new):
-                raise PlanRefused(
-                    f"this makes no privacy guarantee, and one request of this principal may cost {name} {exact_text(limit)}"
-                )
+        if excess := find_excess(caller.terms, new, rows):
+            raise PlanRefused(excess)
         for plan in new:
             check_scope(plan, self._ledger)
             require_certified(plan, self._ledger)

@@ -21,7 +21,7 @@ from dpflow.errors import DpflowError, UnknownName
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.server.jobs import Reply
 from dpflow.server.principals import Caller
-from dpflow.server.row_limits import cut_releases
+from dpflow.server.request_limits import cut_releases
 from dpflow.server.service import Publication
 
 log = logging.getLogger("dpflow")

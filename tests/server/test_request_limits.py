@@ -1,4 +1,6 @@
-"""The limit ``max_rows``: refused before the charge where the plan says so, and else cut from what was released."""
+"""Limits of one request: ``max_rows`` is refused before the charge where the plan says so, and else cut from what was
+released; plans say what would be refused.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,10 @@ from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.client import dbapi
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.errors import InvalidInput
-from dpflow.server.row_limits import cut_reply
+from dpflow.server.request_limits import cut_reply
 
 CLINICS = "SELECT clinic, count(*) AS n FROM visits GROUP BY clinic"
+UNASKED = "SELECT city, sum(age) AS n FROM visits GROUP BY city"
 #: All keys are released.
 SURE = {"epsilon": "10", "delta": "1e-6"}
 BY_CLINIC = {
@@ -76,6 +79,19 @@ def test_public_keys_are_refused_before_the_charge(world: ServiceWorld, ann: Any
     fewer = settle(ann, "sql", query(f"{QUERY} ORDER BY n LIMIT 2", epsilon="0.0625"))
     assert fewer.status_code == 200 and len(fewer.json()["values"]) == 2
     assert "rows_left_out" not in fewer.json() and spent(world) != before
+
+
+@pytest.mark.parametrize(
+    ("door", "body"),
+    [("plan", RELEASE), ("explain", query(f"EXPLAIN {UNASKED}"))],
+)
+def test_plans_say_what_would_be_refused(
+    ann: Any, bob: Any, door: str, body: dict[str, Any]
+) -> None:
+    """They said that the ledger would accept it, and the request was refused."""
+    told = [client.post(f"/v1/{door}", json=body).json()["forecast"] for client in (ann, bob)]
+    assert "one reply to this principal may have 2" in told[0]
+    assert told[1] == "the ledger would accept it now"
 
 
 def test_private_keys_are_cut_and_the_same_request_has_the_same_rows(

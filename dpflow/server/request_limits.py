@@ -1,29 +1,45 @@
-"""How many rows a reply may have: what the plan says to have more is refused before the charge, and nothing after it. Rows
-above the limit are left out of what was released: stored results stay whole, so the same request has the same rows.
+"""What one request of a principal may cost and return. What a plan says to be above is refused before the charge, and
+nothing after it: rows above the limit are left out of what was released. Stored results stay whole, so the same request
+has the same rows.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from fractions import Fraction
 
+from dpflow.core.accounting.amounts import exact_text
+from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.counted import counted
-from dpflow.errors import PlanRefused
+from dpflow.engine.releases.plan import Plan
 from dpflow.server.jobs import Reply
+from dpflow.server.service import Principal
 
 
-def require_rows(rows: int | None, max_rows: int | None) -> None:
-    """Raises `PlanRefused` for more rows than a reply may have.
+def find_excess(terms: Principal, plans: Sequence[Plan], rows: int | None) -> str:
+    """Why these plans together are above what one request may be; "" if they are not.
 
     Args:
-        rows: that it has at most; None where only the release knows.
+        rows: that the reply has at most; None where only the release knows.
     """
-    if rows is not None and max_rows is not None and rows > max_rows:
-        raise PlanRefused(
-            f"this returns up to {counted(rows, 'row')}, and one reply to this principal may have {max_rows}; ask for fewer "
-            f"groups, or add LIMIT {max_rows} to a query"
+    if rows is not None and terms.max_rows is not None and rows > terms.max_rows:
+        return (
+            f"this returns up to {counted(rows, 'row')}, and one reply to this principal may have {terms.max_rows}; ask for "
+            f"fewer groups, or add LIMIT {terms.max_rows} to a query"
         )
+    costs = [plan.privacy_cost() for plan in plans]
+    limits = {"epsilon": terms.max_epsilon, "delta": terms.max_delta}
+    for position, (name, limit) in enumerate(limits.items()):
+        cost = sum((Fraction(amounts[position]) for amounts in costs), Fraction(0))
+        if limit is None:
+            continue
+        if cost > limit:
+            return f"this costs {name} {exact_text(cost)}, and one request of this principal may cost {exact_text(limit)}; ask for less"
+        if any(isinstance(plan.event, Unprotected) for plan in plans):
+            return f"this makes no privacy guarantee, and one request of this principal may cost {name} {exact_text(limit)}"
+    return ""
 
 
 def cut_reply(reply: Reply, max_rows: int | None) -> Reply:
