@@ -15,7 +15,7 @@ from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
-from dpflow.ledger.audit.audited_ledger import AuditedLedger
+from dpflow.ledger.audit.movable_ledger import MovableLedger
 from dpflow.ledger.books import charges, data_claims, grants, witnesses
 from dpflow.ledger.books.records import (
     GrantProposal,
@@ -38,7 +38,7 @@ _ENTRIES = Prepared(
 )
 
 
-class BudgetLedger(AuditedLedger):
+class BudgetLedger(MovableLedger):
     """The verbs of who grants and who asks what is left. `dpflow.ledger.Ledger` has those that spend, too."""
 
     def grant(

@@ -12,7 +12,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
@@ -31,12 +31,10 @@ from dpflow.ledger.books.records import (
     utc_text,
 )
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.anchor import Anchor, default_folder
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
-from dpflow.ledger.history.sealed_database import SealedDatabase, read_fingerprint
+from dpflow.ledger.history.sealed_database import SealedDatabase
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.database import Database
 from dpflow.ledger.storage.statements import Prepared, Transaction, match_columns
 
 # Who only spends imports none of these modules.
@@ -48,7 +46,7 @@ if TYPE_CHECKING:
 
 _E = schema.entry.c
 _LIMIT = sa.bindparam("limit", type_=sa.Integer)
-_NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
+NEWEST = Prepared(sa.select(schema.entry).order_by(_E.seq.desc()).limit(_LIMIT))
 _FROM = sa.select(schema.entry).where(_E.seq >= sa.bindparam("first", type_=sa.BigInteger))
 _FORWARD = Prepared(_FROM.order_by(_E.seq))
 _BACKWARD = Prepared(
@@ -531,85 +529,6 @@ class AuditedLedger(SealedDatabase):
         self._database.empty_log()
         self._anchor.end_rotation()
         return number
-
-    # --- moving -----------------------------------------------------------------------------------
-
-    def export(self, stream: TextIO) -> int:
-        """Write the whole ledger but secret state as JSON lines; returns the number of entries."""
-        from dpflow.ledger.audit import export
-
-        with self._database.begin_reading() as transaction:
-            return export.write_export(transaction, stream, self._cipher)
-
-    def import_(self, stream: TextIO, *, principal: str) -> int:
-        """Fill this empty ledger from an export, under the anchor of the ledger that wrote it.
-
-        The history goes on where it stopped; the old database is refused from then on, because the anchor has seen more
-        than it holds. Sessions are closed: an export has no secret state. Returns the number of entries.
-
-        Raises:
-            InvalidInput: this ledger is not empty.
-            LedgerCorrupt: the export does not verify under this anchor, or ends before its
-            high-water mark.
-        """
-        from dpflow.ledger.audit import export
-
-        principal = checked_principal(principal)
-        exported = export.ExportFile(stream, self._anchor.ledger_id)
-        with self._begin_writing() as writer:
-            transaction = writer.transaction
-            # Asked inside the turn: another import may have been first.
-            if transaction.rows(_NEWEST, limit=1):
-                raise InvalidInput(f"{self._database!r} is not empty; import into a new ledger")
-            number, closed, root = export.restore_tables(transaction, self._cipher, exported)
-            # Sessions are closed now, so the newest entry's root is not that of the tables.
-            writer.state.root = root
-            writer.add_entry("import", "", "", principal, {"entries": number, "closed": closed})
-        return number
-
-    @classmethod
-    def upgrade(
-        cls, target: str | Path, *, anchor: Path | str | None = None, principal: str
-    ) -> VerificationReport:
-        """Take a ledger of an earlier schema version to this one, verified before and after.
-
-        It is one transaction: whoever charges meanwhile waits, and is refused retryably before it. On
-        PostgreSQL the roles must be made again (roles.sql). A ledger of this version is only verified.
-
-        Raises:
-            LedgerCorrupt: the ledger does not verify; nothing is changed.
-            InvalidInput: there is no ledger.
-        """
-        principal = checked_principal(principal)
-        database = Database(target)
-        version = database.stored_version()
-        if version is None:
-            raise InvalidInput(f"there is no ledger at {database!r}; name the right file")
-        named = anchor or os.environ.get("DPFLOW_LEDGER_ANCHOR")
-        if version in schema.UPGRADABLE:
-            ledger = cls.__new__(cls)
-            folder = Path(named) if named else default_folder(read_fingerprint(database)[:16])
-            ledger._attach(database, Anchor(folder))
-            ledger._upgrade_tables(version, principal)
-        return cls(target, anchor=anchor).verify()
-
-    def _upgrade_tables(self, version: str, principal: str) -> None:
-        from dpflow.ledger.audit import migrations
-
-        with self._begin_writing() as writer:
-            transaction = writer.transaction
-            stored = transaction.text("SELECT name, value FROM dpflow_meta")
-            meta = {name: value for name, value in stored}
-            self._require_anchor(meta.get("anchor"))
-            # Asked inside the turn: another upgrade may have been first.
-            if meta.get("schema") != version:
-                return
-            number, root = migrations.upgrade_tables(
-                transaction, self._cipher, self._seal_state, version
-            )
-            self._write_meta(transaction)
-            writer.state.root = root
-            writer.add_entry("upgrade", "", "", principal, {"from": version, "entries": number})
 
     def _seal_state(self, secret: str) -> str:
         return sessions.seal_state(self._anchor, secret)

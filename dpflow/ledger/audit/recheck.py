@@ -512,9 +512,8 @@ class Recheck:
     def apply_recovery(self, number: int, body: Mapping[str, Any]) -> str:
         """Apply a recovery that is not written yet; returns the rule that it breaks, else ""."""
         before, text = len(self.problems), canonical_json(body)
-        entry = SimpleNamespace(
-            seq=number, kind="recover", principal="", body=text, hash="", root=""
-        )
+        nothing = dict.fromkeys(("principal", "hash", "root"), "")
+        entry = SimpleNamespace(seq=number, kind="recover", body=text, **nothing)
         self.apply_entry(entry)
         return "".join(self.problems[before:])
 
@@ -566,7 +565,9 @@ class Recheck:
             release.state = "fenced" if release.state == "reserved" else "closed"
 
     def _apply_reanchor(self, entry: Any, body: dict[str, Any]) -> None:
-        _require(body["entries"] == entry.seq - 1, "accepts a history of another length")
+        _require(body["entries"] == entry.seq - 1, "goes on from a history of another length")
+
+    _apply_upgrade = _apply_reanchor
 
     def _apply_rotate(self, entry: Any, body: dict[str, Any]) -> None:
         """Keys are wrapped under another one; no row that decides anything changes."""
@@ -574,9 +575,6 @@ class Recheck:
     def _apply_suite(self, entry: Any, body: dict[str, Any]) -> None:
         """An owner registers a suite or takes it back; no row that decides a charge changes."""
         _require(isinstance(body["registered"], bool), "registers nothing")
-
-    def _apply_upgrade(self, entry: Any, body: dict[str, Any]) -> None:
-        _require(body["entries"] == entry.seq - 1, "upgrades a history of another length")
 
     def account_rows(self) -> Iterator[tuple[str, str, Cost]]:
         """Scope, block and sums of every budget that was charged."""
