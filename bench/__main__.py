@@ -5,7 +5,9 @@ NAME ...` runs those that it names.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
+import traceback
 from collections.abc import Sequence
 
 from bench import (
@@ -74,14 +76,21 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in names:
         if name not in BENCHMARKS:
             parser.error(str(UnknownName("benchmark", name, BENCHMARKS)))
-    # Apache Spark has an environment of its own, so it runs where it is named.
     taken = []
-    for name in names or (name for name in BENCHMARKS if name != "spark"):
+    for name in names or BENCHMARKS:
         begin = time.monotonic()
-        BENCHMARKS[name].main()
-        taken.append((name, f"{time.monotonic() - begin:.0f} s"))
-    show("how long each took", ("benchmark", "time"), taken)
+        try:
+            BENCHMARKS[name].main()
+            end = ""
+        except Exception as error:  # noqa: BLE001  the others are still of use
+            traceback.print_exc()
+            end = f"failed: {type(error).__name__}"
+        taken.append((name, f"{time.monotonic() - begin:.0f} s", end))
+        print(f"{name}: {taken[-1][1]} {end}", file=sys.stderr, flush=True)
+    show("how long each took", ("benchmark", "time", "failed"), taken)
     show_bars()
+    if any(end for _, _, end in taken):
+        raise SystemExit(1)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -240,7 +241,8 @@ def serving() -> None:
             str(folder / "service.yml"),
         ]
         server = subprocess.Popen(
-            [*command, "--ledger", str(folder / "ledger.sqlite"), "--port", str(port)]
+            [*command, "--ledger", str(folder / "ledger.sqlite"), "--port", str(port)],
+            stderr=subprocess.DEVNULL,
         )
         try:
             lines = []
@@ -267,8 +269,8 @@ async def load(port: int, token: str, points: int) -> list[float]:
     rng, took = np.random.default_rng(points), list[float]()
     for _ in range(2400):  # it learns first
         try:
-            (await asyncio.open_connection("127.0.0.1", port))[1].close()
-            break
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/readyz"):
+                break
         except OSError:
             await asyncio.sleep(0.1)
     start = time.perf_counter()
