@@ -77,7 +77,8 @@ def local(world: ServiceWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.E
     yield sa.create_engine("dpflow:///?epsilon=0.25")
 
 
-def spent(world: ServiceWorld, scope: str = DAILY) -> str:
+def spent(world: ServiceWorld, scope: str = "visits/ann") -> str:
+    """Of the quota above ann's daily one, which is new at midnight."""
     return str(world.ledger.remaining(scope).rows()[0]["epsilon_spent"])
 
 
