@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from dpflow.errors import RuleBroken as RuleBroken
     from dpflow.errors import ServiceUnavailable as ServiceUnavailable
     from dpflow.errors import SessionClosed as SessionClosed
+    from dpflow.errors import SignatureRequired as SignatureRequired
     from dpflow.errors import SqlRefused as SqlRefused
     from dpflow.errors import TableBusy as TableBusy
     from dpflow.errors import TableError as TableError
@@ -159,6 +160,7 @@ _MODULES = {
     "BudgetExceeded": "dpflow.errors",
     "GrantConflict": "dpflow.errors",
     "RetryConflict": "dpflow.errors",
+    "SignatureRequired": "dpflow.errors",
     "SessionClosed": "dpflow.errors",
     "DatasetLocked": "dpflow.errors",
     "NotSettled": "dpflow.errors",

@@ -14,6 +14,7 @@
     │   ├── BudgetExceeded        the privacy cost is above what remains in a scope
     │   ├── GrantConflict         a grant that contradicts what was granted or spent before
     │   ├── RetryConflict         a retry that asks for something else than its first try, or whose reservation was fenced
+    │   ├── SignatureRequired     a decision that no person's key signed as the ledger stands now; it has the text to sign
     │   ├── SessionClosed         an interactive session answers no more (exhausted, halted, or a stale state)
     │   ├── DatasetLocked         an open session keeps its rows from every other release
     │   ├── NotSettled            a result that a plan refers to is still being drawn                 (retryable)
@@ -205,6 +206,24 @@ class RetryConflict(LedgerError):
     Run what was first asked, or give the new release a name or revision of its own. A retry of the
     same call cannot help.
     """
+
+
+class SignatureRequired(LedgerError):
+    """An owner's decision is signed by nobody as the ledger stands now; nothing was recorded.
+
+    Sign its text where the person's key is, and send it again. A retry with the same signature cannot help.
+
+
+    Attributes:
+        text: what is to be signed, bound to the newest entry of the history.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        super().__init__(
+            "this decision needs the signature of a person's key, made after the newest entry of the history; sign its text, and "
+            "send it again"
+        )
 
 
 class SessionClosed(LedgerError):

@@ -64,6 +64,8 @@ def write_history(folder: Path) -> tuple[str, Anchor]:
     ledger.settle(ledger.reserve(key("two", "s/q"), **terms()), {"value": 8}, snapshot="1")
     lost = ledger.reserve(key("lost"), **terms(events.DiscreteGaussian(Fraction(900))))
     ledger.resolve(lost.release_id, reason="r", principal="owner")
+    lost = ledger.reserve(key("lost", "a"), **terms())
+    ledger.resolve(lost.release_id, reason="r", principal="login", signer=bob)
     ledger.reserve(key("day", "days"), **terms(events.ZCDP(Fraction("0.001")), blocks=("x", "y")))
     ledger.reserve(key("watched", "w"), **terms(certified_by=frozenset(certified)))
     ledger.reserve(key("none", "nobody"), **terms(events.Unprotected()))

@@ -31,8 +31,8 @@ from dpflow.server.service import load_service, new_token
 
 #: Made once: for each client httpx reads the certificates of all authorities, which takes 30 ms.
 TRUST = ssl.create_default_context()
-#: Tokens by principal: ann and bob ask, each from a quota, ann also for DAGs; cyd has little; aud looks.
-TOKENS = {name: new_token() for name in ("ann", "bob", "cyd", "aud")}
+#: Tokens by principal: ann and bob ask, each from a quota, ann also for DAGs; cyd has little; aud looks; own owns.
+TOKENS = {name: new_token() for name in ("ann", "bob", "cyd", "aud", "own")}
 QUERY = "SELECT city, count(*) AS n FROM visits GROUP BY city"
 RELEASE: dict[str, Any] = {
     "name": "daily",
@@ -93,6 +93,7 @@ class ServiceWorld(World):
                 "bob": asker("bob", tables=["visits", "secret"]),
                 "cyd": asker("cyd", concurrent_queries=20),
                 "aud": {"token_sha256": TOKENS["aud"][1], "role": "auditor"},
+                "own": {"token_sha256": TOKENS["own"][1], "role": "owner"},
             },
         }
         self.file = folder / "service.yml"

@@ -8,7 +8,7 @@ import sys
 from costs import KEY, LARGEST, account, entries, first_link, holds, least_cost, path_of
 from decisions import Decisions
 from shapes import FIELDS, read_body
-from signatures import compare
+from signatures import check_decision, compare
 
 NOBODY = "nobody (generalisation-only)"
 RULES = "grant propose reserve join retry settle resolve answer verdict recover witness"
@@ -83,6 +83,8 @@ class Audit(Decisions):
         row = self.row(at, name)
         assert f"{row['state']} {body['decision']} {body['becomes']}" in ENDS, "a decision"
         assert body["fenced_below"] == row["tries"] + 1, "the fence"
+        if signature := body.pop("signature", None):
+            check_decision(self.entry, body | {"release_id": name}, signature, self.signers(at, {}))
         row |= {"state": body["becomes"], "fence": body["fenced_below"]}
 
     def answer(self, at, name, body):

@@ -115,7 +115,9 @@ KINDS = {
     "join": (RELEASE, {"slot": SLOT}),
     "retry": (RELEASE, {"attempt": whole(1)}),
     "settle": (RELEASE, {"attempt": whole(1), "result": digest, "snapshot": TEXT}),
-    "resolve": (RELEASE, dict.fromkeys(("decision", "reason", "becomes"), str) | {"fenced_below": int}),
+    "resolve": (RELEASE, {
+        "decision": str, "reason": str, "becomes": str, "fenced_below": int, "signature?": named,
+    }),
     "answer": (RELEASE, {"answers": digest, "version": int, "state": digest, "becomes": str, "query?": named}),
     "verdict": (RELEASE, {"version": int, "verdict": named, "failures_left": either(None, int)}),
     "import": (LEDGER, {"entries": int, "closed": [str]}),

@@ -120,6 +120,16 @@ def find_service(target: str | None, folder: Path | None = None) -> RemoteClient
     return RemoteClient(place, find_token(place))
 
 
+def open_decisions(target: str | None, *, create: bool = False) -> Any:
+    """Where owners decide: the ledger, or a service that records what they sign. Both have the same verbs."""
+    service = find_service(target)
+    if service is None:
+        return open_ledger(target, create=create)
+    from dpflow.client.owner import RemoteLedger
+
+    return RemoteLedger(service)
+
+
 def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:
     """As `open_ledger`; None where nobody said which ledger, or where ``dpflow.yml`` names one that
     the first grant will make.

@@ -14,7 +14,8 @@ from dpflow.cli.console import (
     ConfirmOption,
     JsonOption,
     LedgerOption,
-    open_ledger,
+    find_service,
+    open_decisions,
     show_json,
     show_table,
 )
@@ -25,7 +26,7 @@ from dpflow.engine.planning.solve import count_typical_releases
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import GrantProposal, Ledger, Scope
-from dpflow.ledger.audit.entry_text import list_changes
+from dpflow.ledger.audit.entry_text import explain_conditions, list_changes
 from dpflow.ledger.books.grants import require_confirmation
 from dpflow.tables.access.declarations import load_table
 
@@ -101,7 +102,7 @@ def grant(
     table: Annotated[
         str | None,
         typer.Option(
-            help="The declaration whose privacy unit this budget protects: its name in dpflow.yml, or its file."
+            help="The declaration whose privacy unit this budget protects: its name in dpflow.yml or at the service, or its file."
         ),
     ] = None,
     no_table: Annotated[
@@ -130,8 +131,9 @@ def grant(
         )
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
     require_confirmation(epsilon, delta, confirm_large)
-    declaration = None if table is None else load_table(table)
-    book = open_ledger(ledger, create=True)
+    is_here = find_service(ledger) is None
+    declaration = load_table(table) if table and is_here else table
+    book = open_decisions(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {
@@ -144,7 +146,7 @@ def grant(
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
     )
-    _show_grant(told, as_json)
+    _show_grant(told, as_json, book)
     granted = told.terms if isinstance(told, GrantProposal) else told
     # Nothing adds up the budgets of two scopes over one table, so its owner is told.
     root = scope.partition("/")[0]
@@ -188,17 +190,18 @@ def quota(
     """Give a scope below another a budget inside that one. What it spends, every scope above it
     spends too.
     """
-    book = open_ledger(ledger)
+    book = open_decisions(ledger)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
     terms |= {"witness": witness, "witness_every": witness_every}
-    _show_grant(book.quota(scope, epsilon, delta, principal=current_principal(), **terms), as_json)
+    told = book.quota(scope, epsilon, delta, principal=current_principal(), **terms)
+    _show_grant(told, as_json, book)
 
 
 def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """The grants that wait for the approval of a second principal."""
-    book = open_ledger(ledger)
+    book = open_decisions(ledger)
     waiting, granted = book.proposals(), {scope.scope: scope for scope in book.scopes()}
     changes = [list_changes(granted.get(p.terms.scope), p.terms) for p in waiting]
     if as_json:
@@ -228,10 +231,10 @@ def approve(
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
     terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
-    book = open_ledger(ledger)
+    book = open_decisions(ledger)
     before = next((granted for granted in book.scopes() if granted.scope == scope), None)
     granted = book.approve(scope, entry, **terms)
-    _show_grant(granted, as_json)
+    _show_grant(granted, as_json, book)
     if not as_json:
         _print_changes("changed", list_changes(before, granted))
 
@@ -243,7 +246,7 @@ def _print_changes(title: str, changes: Sequence[str]) -> None:
 
 
 def _read_certifiers(
-    book: Ledger, require_certified: bool | None, keys: list[str] | None
+    book: Any, require_certified: bool | None, keys: list[str] | None
 ) -> list[str] | None:
     """Whose certificates a grant asks for; None keeps what an earlier grant said. Raises
     `InvalidInput`.
@@ -269,10 +272,14 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     return about
 
 
-def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
+def _show_grant(told: Scope | GrantProposal, as_json: bool, book: Any) -> None:
+    granted = told.terms if isinstance(told, GrantProposal) else told
+    conditions = explain_conditions(granted.filter, granted.approvals)
+    # Of those that were left out only the service says that they are in force.
+    if conditions and not isinstance(book, Ledger):
+        print(f"signed with these conditions: {conditions}", file=sys.stderr)
     if as_json:
         return show_json(_describe_grant(told))
-    granted = told.terms if isinstance(told, GrantProposal) else told
     rule = granted.filter
     extent = " in every block" if granted.blocks else ""
     protects = f", protecting {granted.protects}" if granted.protects else ""

@@ -20,6 +20,7 @@ from dpflow.cli.console import (
     LedgerOption,
     ReasonOption,
     find_service,
+    open_decisions,
     open_ledger,
     open_output,
     read_text,
@@ -29,7 +30,7 @@ from dpflow.cli.console import (
     spreadsheet_cells,
     write_page,
 )
-from dpflow.cli.grants import ScopeArgument
+from dpflow.cli.grants import ScopeArgument, SignOption
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
 from dpflow.counted import counted
@@ -278,16 +279,16 @@ def resolve(
         Literal["close", "retry"],
         typer.Option(help="close: no later try either; retry: a new try may finish it."),
     ] = "close",
+    sign: SignOption = None,
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fence an orphaned reservation: its late result will be discarded. What it was charged stays
     charged.
     """
-    book = open_ledger(ledger)
-    book.resolve(release_id, reason=reason, principal=current_principal(), decision=decision)
+    who: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
+    state = open_decisions(ledger).resolve(release_id, reason=reason, decision=decision, **who)
     if as_json:
-        state = book.release(release_id).state
         return show_json({"release_id": release_id, "decision": decision, "state": state})
     end = "a new try may finish it" if decision == "retry" else "it stays closed"
     print(f"{release_id} is fenced; {end}")

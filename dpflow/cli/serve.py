@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import ssl
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -67,6 +68,10 @@ def command(
         return
     if file is None:
         raise InvalidInput("name a service file, or --new-token to make a token for one")
+    if "DPFLOW_SIGNING_KEY" in os.environ:
+        raise InvalidInput(
+            "a service reads no person's key, so that none of its decisions is its own; unset DPFLOW_SIGNING_KEY"
+        )
     # After the token: making one needs no server installed.
     with require_extra("serve", "a server"):
         import uvicorn

@@ -39,7 +39,7 @@ MAX_ENTRIES = 1000
 #: Of a job that another process polls: it waits or runs, it has an answer, the service does not know it.
 JobStage = Literal["waits", "ended", "unknown"]
 #: What else an error of a service carries.
-_DETAILS = ("rule", "line", "column", "nearest", "what", "scope", "block")
+_DETAILS = ("rule", "line", "column", "nearest", "what", "scope", "block", "text")
 
 
 def check_server(server: str) -> str:
@@ -180,6 +180,18 @@ class RemoteClient(Client):
             entries = [*page, *entries]
             if len(page) < size or len(entries) >= limit:
                 return entries
+
+    def scopes(self) -> list[dict[str, Any]]:
+        """All granted scopes, each as `dpflow.ledger.Scope.to_json` has it; for owners and auditors."""
+        return list(self._ask("GET", "scopes"))
+
+    def proposals(self) -> list[dict[str, Any]]:
+        """Grants that wait for a second person: ``terms``, as of `scopes`, ``principal`` and ``seq``."""
+        return list(self._ask("GET", "proposals"))
+
+    def decide(self, decision: Mapping[str, Any]) -> dict[str, Any]:
+        """Have a signed decision recorded. Raises `SignatureRequired`, which has the text to sign, unless it is signed so."""
+        return dict(self._ask("POST", "decisions", decision))
 
     def gates(self) -> list[dict[str, Any]]:
         """The gates that may be named: ``gate``, what each costs, proves and refuses."""

@@ -27,7 +27,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.witnesses import WitnessState
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.history.checkpoint import DecisionSigner
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
@@ -57,7 +57,7 @@ class BudgetLedger(MovableLedger):
         principal: str,
         confirm_large: bool = False,
         signers: Sequence[str] | None = None,
-        signer: Signer | None = None,
+        signer: DecisionSigner | None = None,
         witness: str | None = None,
         witness_every: int | None = None,
     ) -> Scope | GrantProposal:
@@ -83,7 +83,7 @@ class BudgetLedger(MovableLedger):
             signers: verifier keys of people. This grant and all later ones of the scope, and of quotas below it
                 that name none, are then signed by one of them; of two approvals, by two. None keeps what
                 an earlier grant said, and an empty list ends it, signed.
-            signer: the key pair of whoever grants. Its name is the principal then.
+            signer: the key pair of whoever grants, or a signature from elsewhere. Its name is the principal then.
             witness: verifier key of a witness, whose checkpoint must not be further behind than
                 ``witness_every`` charges of this scope, 0 ends that; None keeps what an earlier grant said.
                 See `dpflow.ledger.books.witnesses`.
@@ -135,7 +135,7 @@ class BudgetLedger(MovableLedger):
         period: Period | Literal["never"] | None = None,
         principal: str,
         signers: Sequence[str] | None = None,
-        signer: Signer | None = None,
+        signer: DecisionSigner | None = None,
         witness: str | None = None,
         witness_every: int | None = None,
     ) -> Scope | GrantProposal:
@@ -178,7 +178,7 @@ class BudgetLedger(MovableLedger):
             )
 
     def approve(
-        self, scope: str, proposal: int, *, principal: str, signer: Signer | None = None
+        self, scope: str, proposal: int, *, principal: str, signer: DecisionSigner | None = None
     ) -> Scope:
         """Put a grant into effect that another principal proposed.
 

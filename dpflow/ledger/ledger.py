@@ -38,7 +38,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.releases import ChargeTerms, ReleaseCharge
 from dpflow.ledger.budgets import BudgetLedger
-from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.history.checkpoint import DecisionSigner, Signer
 from dpflow.ledger.history.cipher import add_salt, strip_salt
 from dpflow.ledger.history.state import LedgerState, ReadAhead
 from dpflow.ledger.storage import schema
@@ -180,20 +180,22 @@ class Ledger(BudgetLedger):
         reason: str,
         principal: str,
         decision: Literal["close", "retry"] = "close",
-    ) -> None:
+        signer: DecisionSigner | None = None,
+    ) -> str:
         """An owner's decision on an orphan. Whatever still runs is fenced: its late result is
-        discarded. The charge stays.
+        discarded. The charge stays. Returns the state that the release has then.
 
         Args:
             decision: ``close`` refuses later tries too, and closes a session; ``retry`` lets a new
             try use the reservation.
+            signer: one who may sign grants of the release's scope, and signs this. Its name is the principal then.
         """
         if decision not in ("close", "retry"):
             raise InvalidInput("the decision is close or retry; choose one")
         checked_name("a reason", reason, longest=1000)
         principal = checked_principal(principal)
         with self._begin_writing() as writer:
-            releases.resolve_release(writer, release_id, decision, reason, principal)
+            return releases.resolve_release(writer, release_id, decision, reason, principal, signer)
 
     def find(self, key: ReleaseKey) -> ReleaseRecord | None:
         """What a key has, without taking it over."""

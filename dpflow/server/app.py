@@ -15,11 +15,12 @@ from starlette.exceptions import HTTPException
 from dpflow.errors import DpflowError, LedgerUnavailable
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.server import predictions, queries
+from dpflow.server import decisions, predictions, queries
 from dpflow.server.batches import Batches
 from dpflow.server.bodies import Gate
 from dpflow.server.budget_page import PLACE, make_budget_page
 from dpflow.server.data_service import Charged, DataService
+from dpflow.server.decisions import Decisions
 from dpflow.server.jobs import Jobs
 from dpflow.server.metrics import CONTENT_TYPE, Metrics
 from dpflow.server.predictions import Opening, is_ready, open_now
@@ -134,7 +135,8 @@ def create_app(
         InvalidInput: a declaration that cannot be read, or calls itself otherwise.
     """
     jobs = Jobs(service.max_waiting)
-    data = DataService(service, load_tables(service), ledger, registry, jobs)
+    tables = load_tables(service)
+    data = DataService(service, tables, ledger, registry, jobs)
     predict = service.predict
 
     @asynccontextmanager
@@ -167,7 +169,8 @@ def create_app(
     )
     app.state.service, app.state.principals, app.state.data = service, principals, data
     app.state.sessions, app.state.ledger = sessions, ledger
-    for door in (router, predictions.router, queries.router):
+    app.state.decisions = Decisions(tables, ledger)
+    for door in (router, predictions.router, queries.router, decisions.router):
         app.include_router(door)
     app.mount(PLACE, make_budget_page(principals, ledger, service.issuers))
     app.add_exception_handler(RequestValidationError, refuse_invalid)

@@ -19,6 +19,7 @@ from dpflow.errors import (
     BudgetExceeded,
     DatasetLocked,
     DpflowError,
+    GrantConflict,
     InvalidInput,
     LedgerCorrupt,
     QueryFailed,
@@ -27,6 +28,7 @@ from dpflow.errors import (
     RuleBroken,
     ServiceUnavailable,
     SessionClosed,
+    SignatureRequired,
     SqlRefused,
     TableError,
     UnexpectedFailure,
@@ -42,6 +44,7 @@ Word = Literal[
     "not_found",
     "key_conflict",
     "retry_conflict",
+    "unsigned_decision",
     "data_locked",
     "too_large",
     "invalid_input",
@@ -65,6 +68,7 @@ _DETAILS: dict[type[DpflowError], tuple[str, ...]] = {
     SqlRefused: ("rule", "line", "column", "nearest"),
     RuleBroken: ("rule", "what"),
     BudgetExceeded: ("scope", "block"),
+    SignatureRequired: ("text",),
 }
 
 
@@ -87,7 +91,7 @@ _WHEN = {
     403: "The principal has no such door, or may not see this.",
     404: "No such job of this principal: send the request again, which charges nothing twice.",
     409: "The idempotency key, or the release's name and revision, came with something else before, or an open "
-    "session keeps these rows from others; nothing was charged.",
+    "session keeps these rows from others; or a decision is signed by nobody as the ledger stands now. Nothing was charged.",
     413: "More points or bytes than one request may have.",
     422: "The request is not what this page describes, or cannot be planned; nothing was charged.",
     429: "The principal's budget or predictions are used up, or it asks too often or too much at once: then "
@@ -174,6 +178,8 @@ def refuse_excess(what: str) -> Refused:
 _OWN_TEXTS: tuple[tuple[type[DpflowError], int, Word], ...] = (
     (KeyConflict, 409, "key_conflict"),
     (RetryConflict, 409, "retry_conflict"),
+    (SignatureRequired, 409, "unsigned_decision"),
+    (GrantConflict, 422, "invalid_input"),
     (InvalidInput, 422, "invalid_input"),
     (QueryFailed, 422, "query_failed"),
     (SessionClosed, 429, "quota_exhausted"),

@@ -105,8 +105,8 @@ class Principal(Strict):
         token_sha256: the SHA-256 of the token, or of several while one replaces another.
         openid: whose tokens of an OpenID issuer are its.
         role: ``analyst`` asks by its doors and sees its own scope; ``scheduler`` asks for runs of DAGs, too;
-            ``auditor`` asks nothing and sees every scope; ``owner`` asks and sees every scope. Grants are made
-            at the ledger, never here.
+            ``auditor`` asks nothing and sees every scope; ``owner`` asks, sees every scope, and sends decisions
+            that a person's key signed.
         scope: which budget pays. A limit per day is that of the scope: a quota with a period.
         doors: ``sql``, ``release``, ``predict``, ``load``, ``contract``, ``gate`` and ``read``.
         loads, contracts, gates, published: which of the file it may name at the doors ``load``, ``contract``, ``gate`` and

@@ -118,7 +118,7 @@ def test_a_notebooks_cell_asks_the_service(places: Places, run: Any) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("ledger", "grant", "visits", "--epsilon", "1", "--no-table"), "its owner runs it there"),
+        (("ledger", "grant", "visits", "--epsilon", "1", "--no-table"), "signed by a person's key"),
         (("ledger", "verify"), "its owner runs it there"),
         (("release", "--list"), "its owner runs it there"),
         (("release", "daily.yml", "daily.yml"), "give one release file"),

@@ -112,5 +112,6 @@ def _describe(entry: Entry) -> str:
         return f"{body['reason']} ({source}{seen}; {counted(len(body['closed']), 'scope')} closed)"
     if entry.kind in ("resolve", "reanchor"):
         decision = body.get("decision")
-        return f"{f'{decision}: ' if decision else ''}{body.get('reason', '')}"
+        signed = "; signed" if body.get("signature") else ""
+        return f"{f'{decision}: ' if decision else ''}{body.get('reason', '')}{signed}"
     return ""

@@ -450,6 +450,13 @@ class Recheck:
         allowed = {"close": closed, "retry": "reserved" if closed == "fenced" else None}
         _require(body["becomes"] == allowed.get(body["decision"], ""), "decides the impossible")
         _require(body["fenced_below"] == release.attempts + 1, "fences other attempts than all")
+        if "signature" in body:
+            rule = _parse_filter(self.scopes[entry.scope]["filter"])[0]
+            signed, trusted = (
+                body | {"release_id": entry.release_id},
+                self._find_signers(entry.scope, rule),
+            )
+            _require(is_signed(entry, signed, trusted), "is signed by nobody who may")
         release.state, release.fenced_below = body["becomes"], release.attempts + 1
 
     def _apply_answer(self, entry: Any, body: dict[str, Any]) -> None:

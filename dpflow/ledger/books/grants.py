@@ -35,7 +35,8 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.history.chain import Writer
 from dpflow.ledger.history.checkpoint import (
-    Signer,
+    DecisionSigner,
+    SentSignature,
     check_line,
     decision_text,
     parse_public_key,
@@ -222,14 +223,15 @@ def store_grant(
     *,
     may_bind: bool = False,
     approvals: int | None = None,
-    signer: Signer | None = None,
+    signer: DecisionSigner | None = None,
 ) -> Scope | GrantProposal:
     """Store a grant, or propose it where two principals must agree. See `Ledger.grant`.
 
     Args:
         may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
         approvals: how many must agree to the next grant; None keeps what an earlier grant said.
-        signer: the key pair that signs it.
+        signer: who signs it. A signature that was sent is of a key that the ledger names already: one that
+            only the grant itself names is nobody's so far.
     """
     if approvals not in (None, 1, 2):
         raise InvalidInput("a grant needs the approval of 1 or 2 principals; choose one")
@@ -267,7 +269,8 @@ def store_grant(
         filter = terms.build_filter(None if before is None else before.filter)
     granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
     _require_covers(granted, used, writer.day)
-    trusted = require_signer(state, granted, signer)
+    named = () if isinstance(signer, SentSignature) else filter.signers
+    trusted = require_signer(state, replace(granted, filter=replace(filter, signers=named)), signer)
     if 2 in (stays, granted.approvals):
         return _propose(writer, granted, principal, signer, trusted)
     _put_in_effect(writer, granted, principal, binds, None, signer)
@@ -293,9 +296,11 @@ def is_signed(entry: Any, body: Mapping[str, Any], trusted: Sequence[str]) -> bo
     return check_line(text, entry.principal, body.get("signature"), trusted)
 
 
-def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) -> Sequence[str]:
-    """The verifier keys one of which must sign a grant, none if nobody must. Raises `InvalidInput` if
-    this signer is none of them.
+def require_signer(
+    state: LedgerState, granted: Scope, signer: DecisionSigner | None
+) -> Sequence[str]:
+    """The verifier keys one of which must sign a decision about a scope, none if nobody must. Raises `InvalidInput`
+    if this signer is none of them.
     """
     before = charges.find_scope(state, granted.scope)
     above = [charges.get_scope(state, name).filter for name in granted.path[-2::-1]]
@@ -304,14 +309,14 @@ def require_signer(state: LedgerState, granted: Scope, signer: Signer | None) ->
         return trusted
     if signer is not None and not trusted:
         raise InvalidInput(
-            f"scope {granted.scope!r} names no signers, so a signature would prove nothing; name them with the grant: "
-            f"--signer KEY"
+            f"scope {granted.scope!r} names no signers, so a signature would prove nothing; name them with a grant beside the "
+            f"ledger: --signer KEY"
         )
     if trusted:
         names = ", ".join(parse_public_key(key)[0] for key in trusted)
         raise InvalidInput(
-            f"a grant of {granted.scope!r} must be signed by one of {names}; have one of them run it with --sign FILE, the file "
-            f"of their private key"
+            f"a decision about {granted.scope!r} must be signed by one of {names}; have one of them run it with --sign FILE, the "
+            f"file of their private key"
         )
     return ()
 
@@ -322,7 +327,7 @@ def _put_in_effect(
     principal: str,
     binds: bool,
     proposal: int | None = None,
-    signer: Signer | None = None,
+    signer: DecisionSigner | None = None,
 ) -> None:
     """Write a grant, and bind the quotas below it to its table if it was bound to another."""
     _write_scope(writer, granted, principal, proposal, signer)
@@ -353,7 +358,7 @@ def _add_entry(
     granted: Scope,
     principal: str,
     proposal: int | None = None,
-    signer: Signer | None = None,
+    signer: DecisionSigner | None = None,
 ) -> None:
     body = _columns_of(granted)
     if body["approvals"] == 1:
@@ -363,9 +368,21 @@ def _add_entry(
     if proposal is not None:
         body["proposal"] = proposal
     if signer is not None:
-        text = decision_text(writer.head, kind, granted.scope, signer.name, body)
-        principal, body["signature"] = signer.name, signer.sign_line(text)
+        principal, body = signer.name, sign_decision(writer, kind, granted.scope, body, signer)
     writer.add_entry(kind, granted.scope, "", principal, body)
+
+
+def sign_decision(
+    writer: Writer,
+    kind: str,
+    scope: str,
+    body: Mapping[str, Any],
+    signer: DecisionSigner,
+    **beside: str,
+) -> dict[str, Any]:
+    """What an entry says, with its signature, which is also of what else of the entry is named ``beside``."""
+    text = decision_text(writer.head, kind, scope, signer.name, {**body, **beside})
+    return {**body, "signature": signer.sign_line(text)}
 
 
 def _write_scope(
@@ -373,7 +390,7 @@ def _write_scope(
     granted: Scope,
     principal: str,
     proposal: int | None = None,
-    signer: Signer | None = None,
+    signer: DecisionSigner | None = None,
 ) -> None:
     """Write a scope's row and its entry in the history."""
     row = _columns_of(granted) | {"closed": 0, "seq": writer.next_seq}
@@ -391,7 +408,7 @@ def _propose(
     writer: Writer,
     granted: Scope,
     principal: str,
-    signer: Signer | None,
+    signer: DecisionSigner | None,
     trusted: Sequence[str],
 ) -> GrantProposal:
     """Write down a grant that waits; it takes the place of an earlier one, unless that is the
@@ -447,7 +464,7 @@ def end_proposals(state: LedgerState) -> None:
 
 
 def approve_proposal(
-    writer: Writer, scope: str, seq: int, principal: str, signer: Signer | None
+    writer: Writer, scope: str, seq: int, principal: str, signer: DecisionSigner | None
 ) -> Scope:
     """Put a proposed grant into effect. See `Ledger.approve`."""
     state, principal = writer.state, principal if signer is None else signer.name

@@ -9,7 +9,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -327,6 +327,16 @@ class Scope:
     closed: bool = False
     #: How many principals must agree to its next grant: 1 or 2.
     approvals: int = 1
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything that was granted, as JSON."""
+        values = {one.name: getattr(self, one.name) for one in fields(self)}
+        return values | {"filter": self.filter.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Scope:
+        """What `to_json` wrote, validated again as far as it decides. Raises `InvalidInput`."""
+        return cls(**{**data, "filter": Filter.from_json(data["filter"])})
 
     @property
     def epsilon(self) -> Fraction:

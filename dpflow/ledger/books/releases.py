@@ -13,7 +13,7 @@ from dpflow.core.accounting import events
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import InvalidInput, LedgerCorrupt, RetryConflict
-from dpflow.ledger.books import charges, data_claims, witnesses
+from dpflow.ledger.books import charges, data_claims, grants, witnesses
 from dpflow.ledger.books.records import (
     ReleaseKey,
     ReleaseRecord,
@@ -29,6 +29,7 @@ from dpflow.ledger.books.records import (
     stored_json,
 )
 from dpflow.ledger.history import chain
+from dpflow.ledger.history.checkpoint import DecisionSigner
 from dpflow.ledger.history.cipher import Cipher, strip_salt
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
@@ -412,7 +413,8 @@ def resolve_release(
     decision: str,
     reason: str,
     principal: str,
-) -> None:
+    signer: DecisionSigner | None = None,
+) -> str:
     """Fence what is unsettled. See `Ledger.resolve`."""
     row = writer.state.find_handle(schema.release, release_id)
     if row is None or row.state not in ("reserved", "open"):
@@ -426,9 +428,14 @@ def resolve_release(
     state = "reserved" if decision == "retry" else "closed" if row.state == "open" else "fenced"
     # Above every try so far, so that none of them can settle what it still computes.
     fenced = row.attempts + 1
-    writer.state.update(schema.release, row, state=state, fenced_below=fenced)
     body = {"decision": decision, "reason": reason, "fenced_below": fenced, "becomes": state}
+    if signer is not None:
+        grants.require_signer(writer.state, charges.get_scope(writer.state, row.scope), signer)
+        principal = signer.name
+        body = grants.sign_decision(writer, "resolve", row.scope, body, signer, release_id=row.id)
+    writer.state.update(schema.release, row, state=state, fenced_below=fenced)
     writer.add_entry("resolve", row.scope, row.id, principal, body)
+    return state
 
 
 def get_row(state: LedgerState, release_id: str) -> Any:

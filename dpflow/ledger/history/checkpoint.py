@@ -16,10 +16,10 @@ import re
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from dpflow.core.accounting.privacy_filters import Cost
-from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.errors import InvalidInput, LedgerCorrupt, SignatureRequired
 from dpflow.ledger.storage.compact_json import canonical_json
 
 #: What a checkpoint says of a scope, behind its name.
@@ -104,6 +104,45 @@ class Signer:
     def sign_line(self, text: str) -> str:
         """The signature of a text alone, as `check_line` reads it."""
         return self.sign(text).rpartition(" ")[2].strip()
+
+
+class DecisionSigner(Protocol):
+    """Who signs a decision: a key pair, or a signature that came from elsewhere."""
+
+    @property
+    def name(self) -> str:
+        """Whose key it is."""
+
+    @property
+    def public_text(self) -> str:
+        """The verifier key."""
+
+    def sign_line(self, text: str) -> str:
+        """The signature of a text."""
+
+
+@dataclass(frozen=True)
+class SentSignature:
+    """A person's signature of a decision, made where the private key is. It stands for the key pair.
+
+    Attributes:
+        public_text: the verifier key.
+        line: what `Signer.sign_line` made there; "" before the text is known.
+    """
+
+    public_text: str
+    line: str = ""
+
+    @property
+    def name(self) -> str:
+        """Whose key it is. Raises `InvalidInput` for a verifier key that is none."""
+        return parse_public_key(self.public_text)[0]
+
+    def sign_line(self, text: str) -> str:
+        """The signature, if it is of this text. Raises `SignatureRequired`, which has the text, if it is not."""
+        if not check_line(text, self.name, self.line, [self.public_text]):
+            raise SignatureRequired(text)
+        return self.line
 
 
 def decision_text(head: str, kind: str, scope: str, principal: str, body: Mapping[str, Any]) -> str:

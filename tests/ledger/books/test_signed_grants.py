@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+from fractions import Fraction
 
 import pytest
 from audit_program import export_text, run_audit
 
-from dpflow.errors import GrantConflict, InvalidInput
-from dpflow.ledger import budgets
+from dpflow.core.accounting.events import Pure
+from dpflow.errors import GrantConflict, InvalidInput, SignatureRequired
+from dpflow.ledger import ReleaseKey, budgets
 from dpflow.ledger.books import grants
 from dpflow.ledger.history import chain, checkpoint
-from dpflow.ledger.history.checkpoint import Signer
+from dpflow.ledger.history.checkpoint import SentSignature, Signer
 
 ANN, BOB, EVE = map(Signer.create, ("ann", "bob", "eve"))
 KEYS = [ANN.public_text, BOB.public_text]
@@ -278,3 +280,106 @@ def test_an_invisible_principal_acts_in_no_history(place, monkeypatch, tmp_path)
         ledger.grant("s", 1, 0, table=None, filter="basic", principal="bob\u200b")
     assert "characters that nobody sees" in str(ledger.verify())
     assert "nobody sees" in run_audit(export_text(ledger), tmp_path).stderr
+
+
+def sign_elsewhere(decide, signer):
+    """Have a decision recorded whose key is not here: it says what is to be signed, and takes the signature."""
+    with pytest.raises(SignatureRequired) as required:
+        decide(SentSignature(signer.public_text))
+    text = required.value.text
+    return text, decide(SentSignature(signer.public_text, signer.sign_line(text)))
+
+
+def test_a_sent_signature_stands_for_the_key(signed, tmp_path):
+    """Grant, proposal, approval, quota and what becomes of an orphan: the same entries as with the key pair."""
+    sign_elsewhere(lambda by: signed.grant("s", 2, 0, signer=by, **TERMS), ANN)
+    _, proposal = sign_elsewhere(
+        lambda by: signed.grant("s", 3, 0, approvals=2, signer=by, **TERMS), ANN
+    )
+    again = signed.grant("s", 3, 0, approvals=2, signer=SentSignature(ANN.public_text), **TERMS)
+    assert again == proposal
+    approve = lambda by: signed.approve("s", proposal.seq, principal="login", signer=by)  # noqa: E731
+    with pytest.raises(InvalidInput, match="somebody else approves it"):
+        approve(SentSignature(ANN.public_text))
+    assert sign_elsewhere(approve, BOB)[1].epsilon == 3
+    sign_elsewhere(lambda by: signed.quota("s/t", 1, 0, principal="login", signer=by), BOB)
+    orphan = reserve(signed, "s/t")
+    resolve = {"reason": "host lost", "principal": "login"}
+    text, state = sign_elsewhere(lambda by: signed.resolve(orphan, signer=by, **resolve), ANN)
+    assert state == "fenced" and orphan in text
+    kinds = [
+        (entry.kind, entry.principal) for entry in signed.history() if "signature" in entry.body
+    ]
+    assert kinds == [
+        *(("grant", "ann"), ("grant", "ann"), ("propose", "ann"), ("grant", "bob"), ("grant", "bob")),
+        ("resolve", "ann"),
+    ]  # fmt: skip
+    report = signed.verify()
+    assert report.ok and report.self_declared == ()
+    said = run_audit(export_text(signed), tmp_path)
+    assert said.returncode == 0 and "nobody signed" not in said.stderr
+
+
+def reserve(ledger, scope, run="r"):
+    """An orphan's id."""
+    return ledger.reserve(
+        ReleaseKey(scope, "", "", run, "d"), event=Pure(Fraction(1, 10)), blocks=(), family="f", slot=None,
+        principal="spender", request={"name": "n"},
+    ).release_id  # fmt: skip
+
+
+def test_a_sent_signature_is_of_one_decision_behind_one_entry(signed, make_place, tmp_path):
+    """Neither of other terms, nor used twice, nor behind what others wrote meanwhile, nor at another ledger."""
+    grant = lambda ledger, epsilon, by: ledger.grant("s", epsilon, 0, signer=by, **TERMS)  # noqa: E731
+    with pytest.raises(SignatureRequired) as required:
+        grant(signed, 2, SentSignature(ANN.public_text))
+    sent = SentSignature(ANN.public_text, ANN.sign_line(required.value.text))
+    other = make_place(tmp_path / "other.sqlite", tmp_path / "other").open()
+    other.grant("s", 1, 0, signers=KEYS, signer=ANN, **TERMS)
+    before = signed.newest_entry(), other.newest_entry()
+    for ledger, epsilon, by in (
+        (signed, 3, sent),
+        (signed, 2, SentSignature(BOB.public_text, sent.line)),
+        (other, 2, sent),
+    ):
+        with pytest.raises(SignatureRequired):
+            grant(ledger, epsilon, by)
+    assert (signed.newest_entry(), other.newest_entry()) == before
+    grant(signed, 2, sent)
+    with pytest.raises(SignatureRequired):
+        grant(signed, 2, sent)
+    signed.record("note", {}, principal="somebody")
+    with pytest.raises(SignatureRequired):
+        grant(signed, 2, sent)
+    assert signed.verify().ok
+
+
+def test_a_sent_key_is_one_that_the_ledger_names(signed):
+    """Also where the decision itself would name it: a new scope, or one that names nobody."""
+    signed.grant("unsigned", 1, 0, **TERMS)
+    eve = {"signers": [EVE.public_text], "signer": SentSignature(EVE.public_text)}
+    for scope in ("new", "unsigned"):
+        with pytest.raises(InvalidInput, match="names no signers.*beside the ledger"):
+            signed.grant(scope, 5, 0, **eve, **TERMS)
+    with pytest.raises(InvalidInput, match="must be signed by one of ann, bob"):
+        signed.quota("s/t", "0.5", 0, principal="login", **eve)
+    with pytest.raises(InvalidInput, match="must be signed by one of ann, bob"):
+        signed.resolve(reserve(signed, "s"), reason="r", principal="login", signer=eve["signer"])
+
+
+def test_an_orphans_end_that_is_signed_is_signed_by_who_may(signed, monkeypatch, tmp_path):
+    """By a holder of the ledger's key: a signature of another orphan, or of somebody else."""
+    first, second = reserve(signed, "s"), reserve(signed, "s", "r2")
+    monkeypatch.setattr(grants, "require_signer", lambda *_: ())
+    with monkeypatch.context() as patch:
+        patch.setattr(grants, "decision_text", lambda *words: decision_of(first, *words))
+        signed.resolve(second, reason="r", principal="login", signer=ANN)
+    problems = signed.verify().problems
+    assert any("is signed by nobody who may" in problem for problem in problems)
+    assert "another signature" in run_audit(export_text(signed), tmp_path).stderr
+    signed.resolve(first, reason="r", principal="login", signer=EVE)
+    assert len(signed.verify().problems) == len(problems) + 1
+
+
+def decision_of(release, head, kind, scope, principal, body):
+    return checkpoint.decision_text(head, kind, scope, principal, body | {"release_id": release})
