@@ -26,10 +26,12 @@ from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import finite_json
 from dpflow.core.contract.strict_models import Strict
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger
 
+# Who asks a service has neither.
 if TYPE_CHECKING:
+    from dpflow.client.interface import Client
     from dpflow.client.remote import RemoteClient
+    from dpflow.ledger import Ledger
 
 ConfirmOption = Annotated[
     bool,
@@ -79,6 +81,8 @@ def open_ledger(
         raise InvalidInput(
             "these files belong to projects with different ledgers; run them one by one, or give --ledger"
         )
+    from dpflow.ledger import Ledger
+
     ((place, usual_anchor),) = locations
     anchor = anchor or usual_anchor
     if not create:
@@ -118,6 +122,13 @@ def find_service(target: str | None, folder: Path | None = None) -> RemoteClient
 
     place = check_server(server)
     return RemoteClient(place, find_token(place))
+
+
+def open_local(target: str | None) -> Client:
+    """Tables of ``dpflow.yml``, and the ledger."""
+    from dpflow.client.local import LocalClient
+
+    return LocalClient(target)
 
 
 def open_decisions(target: str | None, *, create: bool = False) -> Any:

@@ -11,6 +11,7 @@ from dpflow.cli.console import (
     LedgerOption,
     find_ledger,
     find_service,
+    open_local,
     show_json,
     show_table,
 )
@@ -25,10 +26,8 @@ TableArgument = Annotated[
 
 def command(table: TableArgument, ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Show one table: whom it protects, its columns and bounds, and what is left of its budgets."""
-    from dpflow.client.local import LocalClient
-
     service = find_service(ledger)
-    about = (service or LocalClient(ledger)).describe(table)
+    about = (service or open_local(ledger)).describe(table)
     if as_json:
         return show_json(about)
     columns, budgets = about.pop("columns"), about.pop("budgets")

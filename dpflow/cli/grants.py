@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -21,14 +22,11 @@ from dpflow.cli.console import (
 )
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
-from dpflow.core.accounting.privacy_filters import FilterName
-from dpflow.engine.planning.solve import count_typical_releases
+from dpflow.core.accounting.privacy_filters import Filter, FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
-from dpflow.ledger import GrantProposal, Ledger, Scope
+from dpflow.ledger import GrantProposal, Scope
 from dpflow.ledger.audit.entry_text import explain_conditions, list_changes
-from dpflow.ledger.books.grants import require_confirmation
-from dpflow.tables.access.declarations import load_table
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
 EpsilonOption = Annotated[str, typer.Option(help="Epsilon, such as 1 or 0.5.")]
@@ -129,11 +127,14 @@ def grant(
             "a budget protects the privacy unit of a table: give its declaration with --table FILE, "
             "or --no-table for a scope of none"
         )
+    from dpflow.ledger.books.grants import require_confirmation
+    from dpflow.tables.access.declarations import load_table
+
     # Read before the ledger is made: a mistake in the declaration must leave none behind.
     require_confirmation(epsilon, delta, confirm_large)
     is_here = find_service(ledger) is None
     declaration = load_table(table) if table and is_here else table
-    book = open_decisions(ledger, create=True)
+    book = _open_book(ledger, create=True)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {
@@ -190,7 +191,7 @@ def quota(
     """Give a scope below another a budget inside that one. What it spends, every scope above it
     spends too.
     """
-    book = open_decisions(ledger)
+    book = _open_book(ledger)
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
@@ -231,12 +232,25 @@ def approve(
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
     terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
-    book = open_decisions(ledger)
+    book = _open_book(ledger)
     before = next((granted for granted in book.scopes() if granted.scope == scope), None)
     granted = book.approve(scope, entry, **terms)
     _show_grant(granted, as_json, book)
     if not as_json:
         _print_changes("changed", list_changes(before, granted))
+
+
+def _open_book(target: str | None, *, create: bool = False) -> Any:
+    """As `open_decisions`, where what is said of a grant can be computed: else nothing should be decided."""
+    _count_releases(Filter("basic", Fraction(1), Fraction(0)))
+    return open_decisions(target, create=create)
+
+
+def _count_releases(rule: Filter) -> dict[str, int]:
+    # It brings the engine, which who reads budgets at a service need not have.
+    from dpflow.engine.planning.solve import count_typical_releases
+
+    return count_typical_releases(rule)
 
 
 def _print_changes(title: str, changes: Sequence[str]) -> None:
@@ -264,7 +278,7 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     granted = told.terms if isinstance(told, GrantProposal) else told
     about = {"scope": granted.scope, "protects": granted.protects, "blocks": granted.blocks}
     about |= {"filter": granted.filter.to_json(), "approvals": granted.approvals}
-    about["typical_releases"] = count_typical_releases(granted.filter)
+    about["typical_releases"] = _count_releases(granted.filter)
     if granted.protects:
         about["equality"] = granted.equality
     if isinstance(told, GrantProposal):
@@ -273,6 +287,8 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
 
 
 def _show_grant(told: Scope | GrantProposal, as_json: bool, book: Any) -> None:
+    from dpflow.ledger import Ledger
+
     granted = told.terms if isinstance(told, GrantProposal) else told
     conditions = explain_conditions(granted.filter, granted.approvals)
     # Of those that were left out only the service says that they are in force.
@@ -294,7 +310,7 @@ def _show_grant(told: Scope | GrantProposal, as_json: bool, book: Any) -> None:
             f"of delta, {exact_text(rule.tail_delta)} lets many releases cost less than their sum, and {exact_text(own)} is left "
             f"for mechanisms that use a delta themselves"
         )
-    counts = count_typical_releases(rule)
+    counts = _count_releases(rule)
     print(
         f"releases of epsilon {short(rule.epsilon / 100)} each (discrete Laplace) that it holds by filter: "
         f"{', '.join(f'{name} {count:,}' for name, count in counts.items())}"

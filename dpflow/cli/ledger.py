@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -36,10 +36,14 @@ from dpflow.core.accounting.amounts import short_text as short
 from dpflow.counted import counted
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput, UnknownName
-from dpflow.ledger import Entry, Ledger, VerificationReport
+from dpflow.ledger import Entry
 from dpflow.ledger.audit.entry_text import explain_entry
 from dpflow.ledger.books.records import is_same_principal, read_point
 from dpflow.ledger.history.anchor import default_folder
+
+# Who reads at a service has no ledger.
+if TYPE_CHECKING:
+    from dpflow.ledger import VerificationReport
 
 app = typer.Typer(
     help="Grant budgets; show what is left, what happened, and verify it.",
@@ -267,6 +271,8 @@ def upgrade(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """Take a ledger of an earlier schema version to this one, verified before and after. Runs that
     are queued meanwhile wait.
     """
+    from dpflow.ledger import Ledger
+
     report = Ledger.upgrade(require_place(ledger), principal=current_principal())
     _show_verification(report, as_json)
 

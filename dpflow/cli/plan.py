@@ -19,10 +19,7 @@ from dpflow.cli.console import (
     show_table,
 )
 from dpflow.core.contract.printed_numbers import print_width
-from dpflow.engine import load_request, make_plan
-from dpflow.engine.planning.precheck import forecast
 from dpflow.errors import InvalidInput
-from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
 
@@ -96,6 +93,11 @@ def command(
     if service := find_service(ledger, place.parent):
         planned = service.plan_fields(load_yaml(place, "release file"))
         return _show_plan(str(planned.request["name"]), dict(planned.about), as_json)
+    # They bring databases, which who asks a service need not have.
+    from dpflow.engine import load_request, make_plan
+    from dpflow.engine.planning.precheck import forecast
+    from dpflow.registry import Registry
+
     request, book = load_request(place), find_ledger(ledger, [place])
     plan = make_plan(request, Registry.load(), book)
     view = plan.describe()

@@ -22,15 +22,7 @@ from dpflow.core.contract.question_text import describe_question
 from dpflow.core.contract.results import Result
 from dpflow.core.contract.strict_models import leave_out_empty
 from dpflow.counted import counted
-from dpflow.engine import (
-    Receipt,
-    RunIdentity,
-    load_request,
-    make_plan,
-    release_all,
-)
-from dpflow.engine.releases.execute import SEALED_REQUEST
-from dpflow.engine.releases.republish import read_settled
+from dpflow.engine import Receipt, load_request
 from dpflow.engine.releases.request import list_request_fields, require_public
 from dpflow.engine.releases.result_table import (
     list_printed_columns,
@@ -41,7 +33,6 @@ from dpflow.engine.releases.result_table import (
 )
 from dpflow.errors import InvalidInput
 from dpflow.output_files import require_writable
-from dpflow.registry import Registry
 from dpflow.yaml_files import load_yaml
 
 
@@ -93,6 +84,10 @@ def _release_files(
         if len(files) > 1:
             raise InvalidInput("a service charges each release by itself; give one release file")
         return [service.release(service.plan_fields(load_yaml(files[0], "release file")))]
+    # They bring databases, which who asks a service need not have.
+    from dpflow.engine import RunIdentity, make_plan, release_all
+    from dpflow.registry import Registry
+
     registry, book = Registry.load(), open_ledger(ledger, files=files)
     plans = [make_plan(request, registry, book) for request in map(load_request, files)]
     for plan in plans if output is not None else ():
@@ -156,6 +151,9 @@ def _list_releases(ledger: str | None, as_json: bool) -> None:
 
 
 def _show_release(ledger: str | None, release_id: str, output: Path | None, as_json: bool) -> None:
+    from dpflow.engine.releases.execute import SEALED_REQUEST
+    from dpflow.engine.releases.republish import read_settled
+
     opened = open_ledger(ledger)
     stored = opened.release(release_id)
     if stored.result is None:

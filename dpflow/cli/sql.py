@@ -8,10 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
-from dpflow.analyst_sql.answer.publish_answer import check_name, check_output, publish_answer
-from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
-from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
-from dpflow.analyst_sql.answer.sql_plan import plan_lines
+from dpflow.analyst_sql.answer.plan_text import plan_lines
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer, check_suffix
 from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.cli.console import (
     JsonOption,
@@ -24,8 +22,7 @@ from dpflow.cli.console import (
 from dpflow.cli.console import open_ledger as open_book
 from dpflow.client import Client
 from dpflow.errors import InvalidInput
-from dpflow.registry import Registry
-from dpflow.tables.access.kept_sources import keep_sources_open
+from dpflow.output_files import require_writable
 
 
 def command(
@@ -112,6 +109,12 @@ def command(
     }
     if service := find_service(ledger):
         return _ask_service(service, text, options, table or [], intervals, output, as_json)
+    # They bring databases, which who asks a service need not have.
+    from dpflow.analyst_sql.answer.publish_answer import check_name, check_output, publish_answer
+    from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
+    from dpflow.registry import Registry
+    from dpflow.tables.access.kept_sources import keep_sources_open
+
     registry, book = Registry.load(), find_ledger(ledger)
     with keep_sources_open():
         plan = plan_sql(text, options, table or (), (), book, registry)
@@ -142,7 +145,8 @@ def _ask_service(
     if tables:
         raise InvalidInput("the service has the declarations of its tables; leave --table out")
     if output is not None:
-        check_output(output, ())
+        check_suffix(output)
+        require_writable(output)
     if read_source(text, options["dialect"]).explain:
         return _show_plan(service.explain(text, **options), as_json)
     _deliver_answer(service.sql(text, **options), intervals, output, as_json)

@@ -8,7 +8,7 @@ import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,10 +22,11 @@ from dpflow.cli.console import (
     spreadsheet_cells,
     write_page,
 )
-from dpflow.engine.releases.reconcile import parse_place, reconcile
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import Point, read_point
+
+if TYPE_CHECKING:
+    from dpflow.ledger import Ledger
 
 #: Columns of a terminal; the other forms have all, and every digit.
 _SHOWN = ("entry", "at", "what", "name", "principal", "task", "blocks", "state", "epsilon", "delta", "left_epsilon",
@@ -43,6 +44,8 @@ PublishedOption = Annotated[
 
 def find_published(published: list[str] | None) -> list[tuple[Path, str]]:
     """Files and tables that options name, or the output of dpflow.yml."""
+    from dpflow.engine.releases.reconcile import parse_place
+
     places = [parse_place(text) for text in published or ()]
     catalogue = None if published else find_catalogue()
     if catalogue is not None and catalogue.output is not None:
@@ -136,6 +139,8 @@ def reconcile_ledger(
 
     Charges nothing and reads no private row.
     """
+    from dpflow.engine.releases.reconcile import reconcile
+
     places = find_published(published)
     book = open_ledger(ledger)
     if scope is not None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dpflow.catalogue import find_catalogue, find_server
-from dpflow.cli.console import JsonOption, LedgerOption, find_service, show_json, show_table
+from dpflow.cli.console import (
+    JsonOption,
+    LedgerOption,
+    find_service,
+    open_local,
+    show_json,
+    show_table,
+)
 
 
 def command(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """List the tables that dpflow.yml names, or the service: what is protected, budgets."""
-    from dpflow.client.local import LocalClient
-
     service = find_service(ledger)
-    rows = (service or LocalClient(ledger)).tables()
+    rows = (service or open_local(ledger)).tables()
     if as_json:
         return show_json(rows)
     catalogue = find_catalogue()

@@ -276,7 +276,7 @@ class Cursor:
     ) -> tuple[Sequence[tuple[str, str]], list[tuple[Any, ...]]]:
         # It brings a parser, which whoever only connects need not wait for.
         from dpflow.analyst_sql.answer import published_query
-        from dpflow.analyst_sql.answer.sql_plan import plan_lines
+        from dpflow.analyst_sql.answer.plan_text import plan_lines
         from dpflow.analyst_sql.parse.text_and_options import read_source
 
         client = self.connection.client

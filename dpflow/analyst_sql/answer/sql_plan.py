@@ -371,29 +371,3 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
     literals = sorted(write_text(float(one)) for one in shares - set(_TAILS) if one is not None)
     if literals and any(part.plan.mechanism.name == "quantiles" for part in plan.parts):
         yield f"QUANTILE_CONT and QUANTILE_DISC draw a value of the declared grid: {', '.join(literals)}"
-
-
-def _left_text(budget: Mapping[str, Any]) -> str:
-    if budget["epsilon_left"] is not None:
-        return f"epsilon {budget['epsilon_left']}"
-    return f"Renyi divergence {budget['renyi_left']} of order {budget['renyi_order']}"
-
-
-def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A description as lines of two texts, for people."""
-    yield from (("stage", stage) for stage in view["stages"])
-    for one in view["releases"]:
-        cost = one["stored"] or f"epsilon {one['epsilon']}, delta {one['delta']}"
-        each = f" in each of the blocks {', '.join(one['blocks'])}" if one["blocks"] else ""
-        yield one["mechanism"], f"{one['why']}"
-        yield "", f"cost: {cost}{each if not one['stored'] else ''}"
-    yield from ((f"noise of {one['column']}", one["noise"]) for one in view["columns"])
-    yield "protects", view["protects"]
-    for budget in view["budgets"]:
-        block = f" {budget['block']}" if budget["block"] else ""
-        yield (
-            f"left in {budget['scope']}{block}",
-            f"{_left_text(budget)}, delta {budget['delta_left']}; {budget['used']:.0%} used",
-        )
-    yield from (("note", note) for note in view["notes"])
-    yield "forecast", view["forecast"]
