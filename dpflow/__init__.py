@@ -26,8 +26,9 @@ named here is internal, the reader of private rows above all.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from dpflow.extras import require_local
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -184,6 +185,12 @@ _MODULES = {
     "PluginError": "dpflow.errors",
 }
 __all__ = list(_MODULES)
-__getattr__, __dir__ = lazy_names(__name__, _MODULES)
+_import_name, __dir__ = lazy_names(__name__, _MODULES)
+
+
+def __getattr__(name: str) -> Any:
+    with require_local(f"dpflow.{name}"):
+        return _import_name(name)
+
 
 __version__ = "0.1.0"

@@ -16,6 +16,29 @@ from dpflow.errors import MissingExtra
 DISTRIBUTION = "dpflow-privacy"
 
 
+#: What the extra ``local`` installs: who only asks a service has none of it.
+LOCAL = frozenset({"cryptography", "duckdb", "numpy", "pluggy", "sqlalchemy"})
+
+
+@contextmanager
+def require_local(door: str) -> Iterator[None]:
+    """Goes around what may need tables or a ledger in this process. Raises `MissingExtra` where their packages are not there.
+
+    Args:
+        door: as of `require_extra`.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if str(error.name).partition(".")[0] not in LOCAL:
+            raise
+        missing = error
+    else:
+        return
+    with require_extra("local", door):
+        raise missing
+
+
 @contextmanager
 def require_extra(extra: str, door: str) -> Iterator[None]:
     """Goes around the imports of what an extra installs.

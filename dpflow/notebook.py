@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import dpflow
-from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.plan_text import plan_lines
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import read_source
 from dpflow.api import open_ledger, plan_sql, sql

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from packaging.requirements import Requirement
 
 from dpflow.errors import DpflowError, MissingExtra
-from dpflow.extras import DISTRIBUTION, require_extra
+from dpflow.extras import DISTRIBUTION, LOCAL, require_extra
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -64,6 +65,8 @@ def test_the_distribution_has_the_extras_that_doors_name() -> None:
         for line in file.read_text().splitlines()
         if 'require_extra("' in line
     }
+    local = {Requirement(one).name for one in PROJECT["optional-dependencies"]["local"]}
+    assert local == LOCAL
     extras = PROJECT["optional-dependencies"]
     assert PROJECT["name"] == DISTRIBUTION
     assert words == set(extras) - {"all"}

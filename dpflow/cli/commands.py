@@ -117,9 +117,14 @@ def run_app() -> None:
     """Run the command line, and end the process with a sentence if a command is refused."""
     from dpflow.error_boundary import contain_errors
     from dpflow.errors import DpflowError
+    from dpflow.extras import require_local
+
+    def run() -> None:
+        with require_local("this command"):
+            app()
 
     try:
-        contain_errors(app)
+        contain_errors(run)
     except DpflowError as error:
         retry = " (trying again later can help)" if error.retryable else ""
         print(f"dpflow: {error}{retry}", file=sys.stderr)

@@ -8,6 +8,7 @@ from dpflow.catalogue import find_server
 from dpflow.client.interface import Client
 from dpflow.client.tokens import find_token
 from dpflow.errors import InvalidInput
+from dpflow.extras import require_local
 
 
 def connect(server: str | None = None, *, token: str | None = None) -> Client:
@@ -26,7 +27,8 @@ def connect(server: str | None = None, *, token: str | None = None) -> Client:
     if server is None:
         _require_local()
         # It brings tables and ledger, which who asks a service need not have.
-        from dpflow.client.local import LocalClient
+        with require_local("a ledger here"):
+            from dpflow.client.local import LocalClient
 
         return LocalClient()
     from dpflow.client.remote import RemoteClient, check_server

@@ -15,8 +15,8 @@ from sql_world import EXACT, close
 
 import dpflow
 from dpflow.analyst_sql.answer.answers import _list_remarks
-from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.answer.plan_text import plan_lines
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.analyst_sql.parse.select_query import SqlAggregate
 from dpflow.cli.console import show_json
 from dpflow.core.contract.declaration import Table

@@ -44,7 +44,9 @@ class Environment:
     home: Path
     folder: Path
 
-    def run(self, *words: object, **environ: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: object, input: str | None = None, **environ: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run one of its programs; whatever this test's own environment says stays out."""
         program, *rest = map(str, words)
         keep = {
@@ -57,6 +59,7 @@ class Environment:
             [str(self.home / "bin" / program), *rest],
             env=keep | path | environ,
             cwd=self.folder,
+            input=input,
             capture_output=True,
             text=True,
             check=False,
@@ -87,7 +90,13 @@ def install(
 
 @pytest.fixture(scope="session")
 def base(install: Callable[..., Environment]) -> Environment:
-    """The distribution without extras."""
+    """The distribution with tables and a ledger, and no other extra."""
+    return install("local")
+
+
+@pytest.fixture(scope="session")
+def client(install: Callable[..., Environment]) -> Environment:
+    """The distribution without extras, as who asks a service installs it."""
     return install("")
 
 

@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import yaml
+from service_world import RELEASE as DAILY
+from service_world import TOKENS, Server, ServiceWorld
 
 from dpflow import __version__
-from dpflow.extras import DISTRIBUTION
+from dpflow.extras import DISTRIBUTION, LOCAL
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -118,6 +121,52 @@ def test_a_python_door_names_its_extra(base: Environment, code: str, extra: str)
     assert last.endswith(f"pip install '{DISTRIBUTION}[{extra}]'")
 
 
+ASK = """
+import dpflow, sys
+client = dpflow.connect(sys.argv[1])
+plan = client.plan("histogram", "visits", name="slim", by="city", epsilon="0.5")
+assert len(client.release(plan).result.rows) == 3
+assert len(client.sql("SELECT count(*) AS n FROM visits", epsilon="0.5").rows) == 1
+for name in ("release", "sql", "Ledger"):
+    try:
+        getattr(dpflow, name)
+    except dpflow.MissingExtra as error:
+        assert "[local]" in str(error), error
+    else:
+        raise AssertionError(name)
+"""
+
+
+def test_who_asks_a_service_installs_no_database(client: Environment, tmp_path: Path) -> None:
+    """Python and commands work without an extra, and what needs tables here names the one that it needs."""
+    assert not LOCAL & {path.name for path in client.home.glob("lib/python*/site-packages/*")}
+    world = ServiceWorld(tmp_path)
+    (client.folder / "daily.yml").write_text(yaml.safe_dump(DAILY))
+    server = Server(world.file)
+    environ = {"DPFLOW_SERVER": server.url, "XDG_CONFIG_HOME": str(tmp_path)}
+    token = environ | {"DPFLOW_TOKEN": TOKENS["ann"][0]}
+    done = client.run("python", "-c", ASK, server.url, **token)
+    assert done.returncode == 0, done.stderr
+    kept = client.run("dpflow", "login", input=TOKENS["ann"][0], **environ)
+    assert kept.returncode == 0, kept.stderr
+    query = ("SELECT count(*) AS n FROM visits WHERE age > 3", "--epsilon", "0.5")
+    for words, said in (
+        (("tables",), "visits"),
+        (("describe", "visits"), "0 to 100"),
+        (("plan", "daily.yml"), "0.5"),
+        (("release", "daily.yml", "--output", "daily.csv"), "Oslo"),
+        (("sql", *query), "epsilon 0.5"),
+        (("sql", "EXPLAIN " + query[0], *query[1:]), "forecast"),
+        (("ledger", "show"), "visits/ann"),
+        (("ledger", "history", "--format", "csv"), "reserve"),
+    ):
+        done = client.run("dpflow", *words, **environ)
+        assert done.returncode == 0 and said in done.stdout, (words, done.stderr)
+    server.stop()
+    done = client.run("dpflow", "ledger", "show", "--ledger", "ledger.sqlite")
+    assert done.returncode == 1 and f"pip install '{DISTRIBUTION}[local]'" in done.stderr
+
+
 def test_plugins_are_found_by_their_distributions(everything: Environment) -> None:
     """What a mechanism comes from is named as it was installed."""
     done = everything.run("dpflow", "reference", "--json")
@@ -193,7 +242,7 @@ def test_an_editable_installation_has_those_of_the_clone(
         check=True,
     )
     wheel = tmp_path / done.stdout.split()[-1]
-    environment = install("")
+    environment = install("local")
     subprocess.run(
         [
             Path(sys.executable).with_name("uv"),
