@@ -28,7 +28,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dpflow.extras import require_local
 from dpflow.lazy_names import lazy_names
 
 if TYPE_CHECKING:
@@ -189,6 +188,8 @@ _import_name, __dir__ = lazy_names(__name__, _MODULES)
 
 
 def __getattr__(name: str) -> Any:
+    from dpflow.extras import require_local
+
     with require_local(f"dpflow.{name}"):
         return _import_name(name)
 

@@ -146,7 +146,7 @@ def test_commands_decide_there_as_beside_the_ledger(tmp_path: Path) -> None:
     large = ("--epsilon", "900000", "--delta", "0.1", "--confirm-large")
     commands: list[tuple[str, ...]] = [
         ("grant", "visits", *large, "--table", "visits", "--approvals", "2", "--sign", "ann"),
-        ("grant", "visits", *large, "--table", "visits", "--sign", "ann"),
+        ("grant", "visits", *large, "--table", "visits", "--approvals", "2", "--sign", "ann", "--json"),
         ("proposals",),
         ("proposals", "--json"),
         ("approve", "visits", "PROPOSAL", "--sign", "bob"),
@@ -302,7 +302,7 @@ Decisions.record = kill
 }
 
 
-@pytest.mark.parametrize("moment", KILLS)
+@pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.slow)])
 def test_a_kill_loses_and_repeats_no_decision(tmp_path: Path, moment: str) -> None:
     """The client sends it again to the next process, and looks whether it was recorded before it signs anew."""
     owners = Owners(tmp_path / "world")
