@@ -58,11 +58,15 @@ def test_the_list_of_commands_imports_none(words: tuple[str, ...]) -> None:
         assert all(f"│ {name} " in done.stdout for name in COMMANDS)
 
 
-def test_a_command_imports_no_other_ledger_or_service() -> None:
-    """A ledger on SQLite needs no PostgreSQL, and who asks no service speaks no HTTP."""
+def test_a_command_imports_no_other_ledger_or_service(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A ledger on SQLite needs no PostgreSQL, who asks no service speaks no HTTP, and help needs no ledger."""
+    monkeypatch.setenv("DPFLOW_LEDGER", str(tiny.ledger))
     heavy = ("sqlalchemy.dialects.postgresql", "http.client", "dpflow.client.remote", "numpy")
-    done = start("plan", "--help", heavy=("sqlalchemy", *heavy))
-    assert done.stderr.splitlines()[-1] == "sqlalchemy"
+    done = start("ledger", "show", heavy=("sqlalchemy", *heavy))
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (0, "sqlalchemy")
+    assert start("plan", "--help", heavy=("sqlalchemy", *heavy)).stderr.splitlines()[-1] == ""
 
 
 @pytest.mark.slow
@@ -125,7 +129,7 @@ def test_a_mistyped_command_is_guessed() -> None:
         ("dpflow.cli.commands", ("--help",)),
         ("typer", ("--help",)),
         ("dpflow.cli.ledger", ("ledger", "show")),
-        ("sqlalchemy", ("ledger", "show")),
+        ("sqlalchemy", ("ledger", "show", "--ledger", "ledger.sqlite")),
         ("dpflow.mechanisms.count", ("reference",)),
     ],
 )
