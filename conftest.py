@@ -11,6 +11,10 @@ import tempfile
 
 import pytest
 
+from dpflow.core.sampling.randomness import RandomWords, SystemSource
+
+DRAW_WORDS = SystemSource.draw_words
+
 # Before anything opens a ledger, and for every process that a test starts. Workers of xdist inherit
 # the folder, which the process that made it removes.
 if "DPFLOW_TEST_STATE" not in os.environ:
@@ -42,6 +46,32 @@ def pytest_collection_finish() -> None:
 def pytest_unconfigure() -> None:
     """At the end of a process everything is taken apart."""
     gc.unfreeze()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Draw the same noise in every run of a test, as Hypothesis does with examples: what fails, fails again.
+
+    It is of the test's name, whatever ran before; that of a fixture is of the first test that has it. Programs that a
+    test starts draw their own, as all tests do with ``DPFLOW_TEST_NOISE=fresh``.
+    """
+    import numpy as np
+
+    generator = np.random.default_rng([*item.nodeid.encode()])
+
+    def draw_words(self: SystemSource, n: int) -> RandomWords:
+        return generator.integers(0, 2**64 - 1, n, np.uint64, endpoint=True)
+
+    fresh = os.environ.get("DPFLOW_TEST_NOISE") == "fresh" or item.get_closest_marker("own_noise")
+    SystemSource.draw_words = DRAW_WORDS if fresh else draw_words  # type: ignore[method-assign]
+
+
+def draw_fresh_noise() -> None:
+    """In a child, which would draw what its parent draws."""
+    SystemSource.draw_words = DRAW_WORDS  # type: ignore[method-assign]
+
+
+os.register_at_fork(after_in_child=draw_fresh_noise)
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -18,6 +18,9 @@ from dpflow.core.sampling.randomness import BUFFERED, SystemSource
 from dpflow.errors import InvalidAmount, InvalidInput
 from dpflow.testing.scripted_sources import ScriptedSource
 
+#: The words of the system's generator are what is tested.
+pytestmark = pytest.mark.own_noise
+
 
 def in_child(work: Callable[[], bytes]) -> bytes:
     """What work returns in a forked child."""
