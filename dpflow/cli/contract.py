@@ -17,6 +17,7 @@ from dpflow.cli.console import (
     show_json,
     show_table,
 )
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.engine.releases.request import require_public
 from dpflow.output_files import require_writable
 
@@ -57,7 +58,7 @@ def plan_command(
         for plan, drift in plan_contract(contract, blocks, Registry.load(), ledger):
             view = plan.describe()
             widths = view.pop("half_width_95")
-            view |= {f"error of {name}": f"{width:.4g}" for name, width in dict(widths).items()}
+            view |= {f"error of {name}": print_width(width) for name, width in dict(widths).items()}
             if drift is None:
                 view |= {
                     f"{one.check} can be decided": one.describe()

@@ -22,6 +22,7 @@ from dpflow.cli.console import (
     show_table,
 )
 from dpflow.cli.gate_power_plot import describe_option, draw_power, write_request
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.engine import make_plan
 from dpflow.engine.planning.gate_design import load_gate_file
 from dpflow.engine.releases.plan import Plan
@@ -130,7 +131,7 @@ def show_plan(
     if design is not None:
         chosen = design.chosen
         about |= {"method": chosen.method, "verdicts": chosen.guarantee}
-        about |= {"intervals": f"+- {design.interval:.3g}"} if design.interval else {}
+        about |= {"intervals": f"+- {print_width(design.interval)}"} if design.interval else {}
         event = "replaces" if design.wishes.question == "champion" else "refused"
         curve = list(design.curve)
     elif units is not None and deviation > 0:
@@ -153,7 +154,7 @@ def show_plan(
     if compared:
         show_table("methods", tuple(compared[0]), (tuple(one.values()) for one in compared))
     if widths:
-        rows = ((name, f"{width:.3g}") for name, width in widths.items())
+        rows = ((name, print_width(width)) for name, width in widths.items())
         show_table("how far an answer may be from fresh data", ("way to answer", "+-"), rows)
     if curve:
         cells = ((f"{x:.3g}", f"{y:.3f}", "#" * round(40 * y)) for x, y in curve)

@@ -20,6 +20,7 @@ from dpflow.core.accounting.privacy_filters import (
     default_filter,
     make_filter,
 )
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.counted import counted
 from dpflow.engine.planning import report
 from dpflow.engine.planning.simulate import (
@@ -256,7 +257,7 @@ def _count_text(number: int | None) -> str:
 def _errors(bounds: dict[str, float] | None) -> str:
     if bounds is None:
         return "part of the result"
-    return ", ".join(f"{k} {v:.4g}" for k, v in bounds.items())
+    return ", ".join(f"{k} {print_width(v)}" for k, v in bounds.items())
 
 
 def draw_forecast(seen: Forecast, file: Path) -> None:

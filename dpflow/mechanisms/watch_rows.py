@@ -33,6 +33,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.core.contract.requests import Answer, GroupedSums
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import half_width
@@ -91,7 +92,7 @@ class WatchRows(InteractiveMechanism[WatchRowsParams, WatchQuery]):
     def note(self, params: WatchRowsParams, table: Table) -> str:
         """The margin of each check."""
         margins = ", ".join(
-            f"{name} {margin:.4g}" for name, margin in watch_margins(params, table).items()
+            f"{name} {print_width(margin)}" for name, margin in watch_margins(params, table).items()
         )
         return (
             f"an alarm means an excess above 0, and twice the margin is found, with 95 % for "

@@ -26,6 +26,7 @@ from typing import Any, TypeAlias
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.printed_numbers import print_bound, print_width
 from dpflow.core.contract.results import Result
 from dpflow.core.toolbox.row_checks import RowCheck, match_keys
 from dpflow.engine.releases.make_plan import make_plan
@@ -382,9 +383,9 @@ class CostComparison:
         return {
             "charged to": self.per,
             "watch": f"epsilon {exact_text(self.watch)}, and as much again after its alarms",
-            "paying each time": f"epsilon {float(self.paid_each):.4g} for the same margins",
+            "paying each time": f"epsilon {print_bound(float(self.paid_each), upper=True)} for the same margins",
             "cheaper": self.cheaper,
-        } | {f"margin of {name}": f"{width:.4g}" for name, width in self.margins.items()}
+        } | {f"margin of {name}": print_width(width) for name, width in self.margins.items()}
 
 
 def compare_costs(plan: Plan) -> CostComparison:

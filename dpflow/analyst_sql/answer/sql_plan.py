@@ -31,6 +31,7 @@ from dpflow.analyst_sql.releases.settings import Settings
 from dpflow.analyst_sql.releases.stored_answers import Stored
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.results import Row
 from dpflow.engine.releases.execute import check_scope, find_lock, require_certified
 from dpflow.engine.releases.plan import Plan
@@ -298,14 +299,14 @@ def _describe_noise(plan: SqlPlan, forecast: ColumnNoise | None, intervals: Colu
         return "; ".join([*lines, "wider where noise chooses rows"])
     if forecast.half_width_95 is not None:
         if len(lines) > 1 or of_rows:
-            lines.append(f"the column +- {forecast.half_width_95:g}")
+            lines.append(f"the column +- {print_bound(forecast.half_width_95, upper=True)}")
     elif not intervals.together:
         lines.append("the column has no interval")
     if intervals.confidence not in (95, None):
         lines.append(f"together at least {intervals.confidence} %")
     if forecast.with_keys is not None:
         keys, width = forecast.with_keys
-        example = f": +- {width:g} among {keys}" if width is not None else ""
+        example = f": +- {print_bound(width, upper=True)} among {keys}" if width is not None else ""
         lines.append(f"wider with every private key among which noise chooses{example}")
     return "; ".join(lines)
 
@@ -317,7 +318,7 @@ def _describe_width(
         if aggregate in level.part.measures and select in level.part.queries:
             row = Row("", level.part.measures[aggregate], None)
             below = make_width(plan.parts[level.source].plan, row, level.cells)
-            return f"+- {below(together):g} in {level.name}"
+            return f"+- {_print(below(together))} in {level.name}"
     for part, stored in zip(plan.parts, plan.stored):
         if aggregate not in part.part.measures or select not in part.part.queries:
             continue
@@ -330,14 +331,18 @@ def _describe_width(
         if release is None or measure is None:
             bound = part.plan.error_bound
             return "; ".join(
-                f"{name} +- {width:g}"
+                f"{name} +- {print_bound(width, upper=True)}"
                 for name, width in (bound.half_width if bound else {}).items()
             )
         width = make_width(answering, Row("", label, None))(together)
         of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
         at_most = "at most " if answering.histogram and not answering.chosen_groups else ""
-        return f"{at_most}+- {width:g}{of_cells}"
+        return f"{at_most}+- {_print(width)}{of_cells}"
     return "unknown"
+
+
+def _print(width: float | None) -> str:
+    return "unknown" if width is None else print_bound(width, upper=True)
 
 
 def describe_min_units(plan: SqlPlan) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from dpflow.analyst_sql.parse.select_query import ADDITIVE
 from dpflow.analyst_sql.releases.cells import Cells, add_up, make_width
 from dpflow.analyst_sql.releases.query_parts import PartPlan, QueryPart
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.results import Row
 from dpflow.tables.language.nodes import Node
 
@@ -219,7 +220,11 @@ def _find_reason(one: PartPlan, plans: Sequence[PartPlan]) -> str:
 
 def _describe(plan: PartPlan, cells: int) -> str:
     widths = _list_widths(plan, cells)
-    return ", ".join(f"{label} +- {width:g}" for label, width in widths if width is not None)
+    return ", ".join(
+        f"{label} +- {print_bound(width, upper=True)}"
+        for label, width in widths
+        if width is not None
+    )
 
 
 def _list_widths(plan: PartPlan, cells: int) -> list[tuple[str, float | None]]:

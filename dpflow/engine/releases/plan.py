@@ -24,6 +24,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.requests import UnboundedValues, UnitSizes
 from dpflow.core.contract.results import ErrorBound
 from dpflow.core.toolbox.aggregate import MeasureMechanism
@@ -71,7 +72,10 @@ class Candidate:
 
     def describe(self) -> str:
         """All of it on one line."""
-        widths = ", ".join(f"{name} +- {width:g}" for name, width in self.half_width_95.items())
+        widths = ", ".join(
+            f"{name} +- {print_bound(width, upper=True)}"
+            for name, width in self.half_width_95.items()
+        )
         cuts = ", ".join(f"{number:.3g} {noun}" for noun, number in self.cut.items())
         expected = f"; expected cut of a group {cuts}" if cuts else ""
         return f"{self.bounds}: noise {widths or 'see the note'}{expected}"
@@ -185,7 +189,9 @@ class Plan:
             "cost": f"epsilon {epsilon}, delta {delta}",
         }
         widths = self.error_bound.half_width if self.error_bound else {}
-        noise = ", ".join(f"{measure} +- {width:g}" for measure, width in widths.items())
+        noise = ", ".join(
+            f"{measure} +- {print_bound(width, upper=True)}" for measure, width in widths.items()
+        )
         about["95 % noise interval"] = noise or IN_RESULT
         lines = [(name, text) for name, text in about.items() if text]
         return write_html(f"plan {self.request.name}", (), lines)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import re
 import sys
+from decimal import Decimal
 from fractions import Fraction as F
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,22 @@ def test_the_interval_holds_whatever_is_within_the_noise() -> None:
                 narrow = AchievedError.from_counts(*noisy, width - 1)
                 misses += not narrow.low <= share <= narrow.high
     assert misses > 0
+
+
+def test_the_words_hold_what_the_interval_holds() -> None:
+    """Two digits of 0.14478 and a half-width of 0.00074 held the truth in 0 of 12 releases of 200,000 rows."""
+    for wrong, right, width in itertools.product(
+        (0, 7, 1_234, 28_956, 10**6 + 1), (3, 999, 171_044, 10**7 + 1), (1, 7, 74)
+    ):
+        achieved = AchievedError.from_counts(wrong, right, width)
+        if "too few rows" in achieved.text:
+            continue
+        share, within = map(Decimal, re.findall(r"[\d.]+", achieved.text))
+        assert share - within <= Decimal(achieved.low) + Decimal("1e-15")
+        assert share + within >= Decimal(achieved.high) - Decimal("1e-15")
+        assert within <= Decimal("1.2") * Decimal(
+            max(achieved.high - achieved.share, achieved.share - achieved.low)
+        )
     assert "too few rows" in AchievedError.from_counts(2, 3, 9).text
 
 

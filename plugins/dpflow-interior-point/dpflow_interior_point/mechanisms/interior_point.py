@@ -39,6 +39,7 @@ from pydantic import model_validator
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, OpenColumn, UnboundedValues
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.contract.strict_models import Exact
@@ -354,8 +355,8 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
             ten = float(method.alpha_for(10 * rows))
             many = float(method.alpha_for(100 * rows))
             note += (
-                f"; from more rows alpha is chosen smaller: {ten:.2g} for {10 * rows:,} rows, "
-                f"{many:.2g} for {100 * rows:,}"
+                f"; from more rows alpha is chosen smaller: {print_width(ten)} for {10 * rows:,} rows, "
+                f"{print_width(many)} for {100 * rows:,}"
             )
         if method.sizes is not None and method.sizes.scale is not None:
             note += (

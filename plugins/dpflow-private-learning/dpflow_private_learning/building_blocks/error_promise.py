@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
+from dpflow.core.contract.printed_numbers import print_bound, print_width
 from dpflow.core.contract.results import ErrorBound
 from dpflow.errors import PlanRefused
 
@@ -73,10 +74,14 @@ class ErrorPromise:
         if self.assumes:
             held += f", if {self.assumes}, which nothing checks"
         if rows is not None and self.rows > rows:
-            best = "no error below 1/2" if least_error is None else f"an error of {least_error:.3g}"
+            best = (
+                "no error below 1/2"
+                if least_error is None
+                else f"an error of {print_width(least_error)}"
+            )
             return ErrorBound(
                 {},
-                f"{self.what} at most {float(self.error):.3g} {held}; {rows:,} rows prove {best}",
+                f"{self.what} at most {print_bound(float(self.error), upper=True)} {held}; {rows:,} rows prove {best}",
             )
         if rows is not None:
             held += f"; if there are {rows:,} rows, as given: the release reads or counts them"

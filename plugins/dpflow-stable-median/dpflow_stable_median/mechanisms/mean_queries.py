@@ -33,6 +33,7 @@ from dpflow.core.accounting.events import Event, Pure, Repeated
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.requests import Answer, CountedSums
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.noisy_values import add_laplace
@@ -112,8 +113,8 @@ class MeanQueries(InteractiveMechanism[MeanParams, MeanQuery]):
             return f"answers are unproven: {PRIVATE_NUMBER}"
         if tau is not None:
             return (
-                f"answers are proven to be within {tau:.4g} of the truth on fresh rows, for values in [0, 1], if there are "
-                f"{params.rows} of them and nothing was released from this data before"
+                f"answers are proven to be within {print_bound(tau, upper=True)} of the truth on fresh rows, for values in [0, 1], if "
+                f"there are {params.rows} of them and nothing was released from this data before"
             )
         if table.contribution_bounds.rows != 1:
             return "answers are unproven: the theorem is about units of one row"

@@ -44,6 +44,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import EstimatorQuery
 from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdict
 from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.requests import Answer, GroupValues
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
@@ -166,7 +167,8 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         promise = self.describe_guarantee(params, table)
         if promise["guarantee"] == "proven":
             low, high = promise["interval"]
-            between = f"the ({low:.4g}, {high:.4g}) interval of the estimator on fresh groups"
+            low, high = print_bound(low, upper=False), print_bound(high, upper=True)
+            between = f"the ({low}, {high}) interval of the estimator on fresh groups"
             return (
                 f"answers are proven to lie in {between}, if the units are enough for the groups and nothing was released "
                 f"from this data before"
