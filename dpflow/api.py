@@ -188,6 +188,7 @@ class SqlOptions(TypedDict, total=False):
     groups: int | None
     rows_per_group: int | None
     rows_per_unit: int | None
+    bounds: str | Sequence[str] | None
     dialect: str | None
     name: str | None
 
@@ -222,6 +223,7 @@ def sql(
         min_units: units that a private key needs to be shown.
         noise: ``"laplace"``, which a scope with filter ``basic`` can pay, or ``"gaussian"``; what makes
             errors smaller if left out.
+        bounds: names of settled releases of `bounds`, whose clamping bounds sums of their columns take.
         name: also publish the answer as this view in the output of ``dpflow.yml``.
 
     Raises:

@@ -77,3 +77,23 @@ def declare(world: World, **largest: Any) -> Table:
         mode="json", exclude={"source", "max_contributions"}, exclude_unset=True
     )
     return Table.model_validate(raw | ({"max_contributions": largest} if largest else {}))
+
+
+#: Nobody spends more than 10,000; nearly all orders cost less than 8, one in 50 costs 700.
+COST = "CASE WHEN hash(customer, day) % 50 = 0 THEN 700 ELSE hash(day, customer) % 8 END"
+SEARCH: dict[str, Any] = {"name": "look", "params": {"column": "cost", "epsilon": "4"}}
+
+
+def make_costs(folder: Path, cost: str = COST) -> World:
+    """Orders with costs, of which each has 24 rows of a customer at most."""
+    world = World(folder)
+    with duckdb_file(world.table.database) as connection:
+        connection.execute(
+            f"CREATE OR REPLACE TABLE orders AS SELECT *, {cost} AS cost FROM orders"
+        )
+    raw = declare(world).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
+    raw["contribution_bounds"] = {"rows": 24}
+    raw["columns"] |= {"cost": {"lower": 0, "upper": 10_000}}
+    raw["max_contributions"] = {"rows": 24, "within_bounds": ["cost"]}
+    world.table = Table.model_validate(raw)
+    return world

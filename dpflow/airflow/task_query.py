@@ -41,7 +41,13 @@ def plan_query(
     """
     from dpflow.analyst_sql.answer.publish_answer import find_output
     from dpflow.analyst_sql.answer.query_plan import plan_sql
+    from dpflow.analyst_sql.parse.text_and_options import read_source
 
+    if "bounds" in read_source(arguments["sql"]).options:
+        raise InvalidInput(
+            "the query names a search in bounds, and in a task that would be the search of its own run, which SQL does not "
+            "look for; ask for the sum by ReleaseOperator, which does"
+        )
     output = arguments.get("output_table")
     options = {name: arguments.get(name) for name in ("epsilon", "delta", "scope")}
     options |= {"blocks": arguments.get("blocks"), "name": output}

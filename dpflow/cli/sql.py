@@ -64,6 +64,10 @@ def command(
     rows_per_unit: Annotated[
         int | None, typer.Option(help="Rows of one unit that count in all groups, likewise.")
     ] = None,
+    bounds: Annotated[
+        list[str] | None,
+        typer.Option(help="A search for clamping bounds that its sums take; repeatable."),
+    ] = None,
     dialect: Annotated[
         str | None,
         typer.Option(help="What the query is written in: bigquery, snowflake or postgres."),
@@ -104,6 +108,7 @@ def command(
         "groups": groups,
         "rows_per_group": rows_per_group,
         "rows_per_unit": rows_per_unit,
+        "bounds": tuple(bounds) if bounds else None,
         "dialect": dialect,
         "name": name,
     }

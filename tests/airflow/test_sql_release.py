@@ -183,6 +183,10 @@ def test_explain_pays_for_nothing(world: World, monkeypatch: pytest.MonkeyPatch)
         operator(sql="-- dp: revision=2\nSELECT COUNT(*) FROM visits").execute(
             context(world.folder)
         )
+    with pytest.raises(AirflowFailException, match="ask for the sum by ReleaseOperator"):
+        operator(sql="-- dp: bounds=look\nSELECT SUM(age) FROM visits").execute(
+            context(world.folder)
+        )
     assert world.spent() == "0"
     analyze = operator(sql="EXPLAIN ANALYZE SELECT COUNT(*) FROM visits", output_table=None)
     assert analyze.execute(context(world.folder))["rows"] == 1 and world.spent() == "1"

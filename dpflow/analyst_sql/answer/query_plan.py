@@ -30,6 +30,7 @@ from dpflow.analyst_sql.releases.query_parts import (
     QueryPart,
     find_misfit,
     list_parts,
+    name_searches,
     price_parts,
 )
 from dpflow.analyst_sql.releases.settings import (
@@ -323,6 +324,7 @@ def plan_parts(
 ) -> PlannedParts:
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
     parts = list_parts(query.list_releases())
+    parts = name_searches(parts, settings.searches, settings.scope, chooser.ledger)
     revision = settings.revision or 1
 
     def plan_at(epsilon: Any) -> PlannedParts:
@@ -440,6 +442,10 @@ def answer_sql(
             notes.append(note)
         if note := answering.describe_last_group():
             notes.append(note)
+        searches = {column.search for column in answering.table.columns.values()} - {""}
+        # The statement of total intervals says it, too.
+        if searches and (result.totals is None or result.totals.premise not in searches):
+            notes.append(f"bounds of {answering.describe_clamping()}")
         if result.totals is None and (unmeasured := describe_unmeasured(answering)):
             notes.append(unmeasured)
         elif answering.chosen is not None or answering.chosen_groups:

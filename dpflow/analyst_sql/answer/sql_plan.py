@@ -369,6 +369,8 @@ def _list_notes(plan: SqlPlan) -> Iterator[str]:
         yield from filter(
             None, (answering.describe_clamped_features(), answering.describe_last_group())
         )
+        if clamped := answering.describe_clamping():
+            yield f"bounds of {clamped}"
         if stored is None and (note := part.plan.undeclared_groups()):
             yield f"{note}: -- dp: groups=N"
         for candidate in part.plan.describe_candidates() if stored is None else ():

@@ -444,8 +444,8 @@ def write_sum_width(first: Number, together: int, count: Any) -> Any:
 
 
 def write_shortfall(first: Number, count: Any) -> tuple[Any, Any]:
-    """How far truncation leaves the truth below and above a sum of a release's numbers, as SQL; None where it is not
-    known. The arguments are those of `write_sum_width`.
+    """How far truncation and searched bounds leave the truth below and above a sum of a release's numbers, as SQL; None
+    where it is not known. The arguments are those of `write_sum_width`.
     """
     total = first.total
     if not isinstance(total, TermTotal):
@@ -453,8 +453,14 @@ def write_shortfall(first: Number, count: Any) -> tuple[Any, Any]:
     cells = exp.Mul(this=brackets(count.copy()), expression=_write_float(first.cells * total.cut))
     cut = call(exp.Least, [cells, _write_float(total.total_cut)])
     below, above = (
-        exp.Mul(this=cut.copy(), expression=_write_float(moved))
-        for moved in (total.below, total.above)
+        exp.Add(
+            this=exp.Mul(this=cut.copy(), expression=_write_float(moved)),
+            expression=_write_float(beyond),
+        )
+        for moved, beyond in (
+            (total.below, total.beyond_below),
+            (total.above, total.beyond_above),
+        )
     )
     return below, above
 

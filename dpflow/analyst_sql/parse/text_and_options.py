@@ -32,7 +32,7 @@ MOST_TEXT = 20_000
 #: Options that a leading comment may give.
 OPTIONS = (
     *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
-    *("noise", "groups", "rows_per_group", "rows_per_unit", "dialect"),
+    *("noise", "groups", "rows_per_group", "rows_per_unit", "bounds", "dialect"),
 )
 #: What a comment with options begins with.
 _MARK = re.compile(r"\s*dp\s*:", re.IGNORECASE)

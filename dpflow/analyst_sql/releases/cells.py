@@ -252,8 +252,8 @@ def add_numbers(numbers: Sequence[Number]) -> Number | None:
 
 
 def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:
-    """How large the errors of a part's aggregates are: what two prices of one release are compared
-    by. A mean's or variance's is that of a group of 10,000 values.
+    """How large the errors of a part's aggregates are, of noise and of searched bounds: what two prices of one release are
+    compared by. A mean's or variance's is that of a group of 10,000 values.
     """
     release = find_release(plan)
     if release is None:
@@ -265,8 +265,16 @@ def error_sizes(part: QueryPart, plan: Plan) -> Mapping[str, float]:
         assert measure is not None
         if measure.shrinks:
             measure = measure.model_copy(update={"size": 10_000})
-        sizes[label] = release.query.error_bound(measure, release.tails(measure))
+        width = release.query.error_bound(measure, release.tails(measure))
+        sizes[label] = width + find_excess(plan, label)
     return sizes
+
+
+def find_excess(plan: Plan, label: str) -> float:
+    """What values exceed the bounds of a searched column by, all together and at most; 0 of any other."""
+    measure = find_measure(plan, label)
+    column = plan.table.columns.get(measure.column or "") if measure else None
+    return sum(column.excess) if column else 0.0
 
 
 def find_cells_by_query(

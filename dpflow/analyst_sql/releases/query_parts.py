@@ -24,8 +24,11 @@ from dpflow.core.contract.requests import GroupedSums
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.released_bounds import find_search
 from dpflow.engine.releases.request import ReleaseRequest
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS
 from dpflow.errors import InvalidInput, PlanRefused, TableError, UnknownName
+from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import check_request, declare_groups
 from dpflow.tables.language.nodes import Node
@@ -70,6 +73,7 @@ class QueryPart:
         measures: for each aggregate, what the release calls it.
         where: the condition on rows.
         private: keys are selected privately, so it needs a delta.
+        searches: names of the searches whose clamping bounds its sums take.
     """
 
     queries: tuple[SelectQuery, ...]
@@ -79,6 +83,7 @@ class QueryPart:
     measures: Mapping[SqlAggregate, str]
     where: str | None
     private: bool = False
+    searches: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -232,6 +237,31 @@ def _single_part(
     return QueryPart(queries, "histogram", table, {"by": name}, {aggregate: "count"}, where)
 
 
+def name_searches(
+    parts: Sequence[QueryPart], names: Sequence[str], scope: str, ledger: Ledger | None
+) -> list[QueryPart]:
+    """The parts with the searches for clamping bounds that their sums take. Raises `Refusal` for one that no sum takes."""
+    for name in names:
+        if ledger is None:
+            raise PlanRefused(
+                f"bounds are taken from {name!r}, a release in the ledger; name the ledger"
+            )
+        column = find_search(ledger, scope, name).request["params"]["column"]
+        summed = {"measure": "sum", "column": column}
+        taking = [summed in part.params.get("measures", ()) for part in parts]
+        if not any(taking) or any(part.table.unit_rows for part in parts):
+            raise Refusal(
+                "bounds",
+                f"bounds names {name!r}, which searched {column}, and only SUM({column}) of the table's own rows takes what it "
+                f"found; leave bounds out, or write the numbers that it found, such as SUM(least({column}, 100))",
+            )
+        parts = [
+            replace(part, searches=(*part.searches, name)) if takes else part
+            for part, takes in zip(parts, taking)
+        ]
+    return list(parts)
+
+
 def price_parts(
     parts: Sequence[QueryPart],
     price: Price,
@@ -274,8 +304,11 @@ def price_parts(
             cost["min_units"] = price.min_units
         if price.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
             cost["noise"] = price.noise
-        priced = plan_part(part, cost, scope, registry, revision, asker, bounds)
-        plans.append(replace(priced, plan=chooser.fit(priced.plan)) if chooser else priced)
+        ledger = chooser.ledger if chooser else None
+        priced = plan_part(part, cost, scope, registry, revision, asker, bounds, ledger)
+        if chooser is not None and not part.searches:
+            priced = replace(priced, plan=chooser.fit(priced.plan))
+        plans.append(priced)
     return plans
 
 
@@ -294,8 +327,9 @@ def plan_part(
     revision: int,
     asker: str = "",
     bounds: RequestedBounds | None = None,
+    ledger: Ledger | None = None,
 ) -> PartPlan:
-    """The plan of one part at a cost. Raises `Refusal`."""
+    """The plan of one part at a cost; the ledger has the searches that it names. Raises `Refusal`."""
     query = part.queries[0]
     try:
         request = ReleaseRequest(
@@ -306,10 +340,12 @@ def plan_part(
             params={**part.params, **cost},
             blocks=query.blocks,
             where=part.where,
+            bounds=part.searches,
             contribution_bounds=bounds,
             revision=revision,
         )
-        return PartPlan(part, make_plan(request, registry))
+        searched_in = ledger if part.searches else None
+        return PartPlan(part, make_plan(request, registry, searched_in, filters=UNKNOWN_FILTERS))
     except PlanRefused as error:
         names_none = query.table.protects == "unit-block" and not query.blocks
         rule = "blocks" if names_none else "plan"

@@ -56,6 +56,7 @@ class Settings:
         revision: None: any stored answer may serve, and a new one is the first.
         name: of the view in the published file; None: none is made.
         bounds: contribution bounds of this query, in place of the declared ones.
+        searches: names of settled searches for clamping bounds, which its sums take.
         asker: whose stored answers may serve, such as a dbt model's; empty: those of all people.
     """
 
@@ -70,6 +71,7 @@ class Settings:
     noise: str = "auto"
     asker: str = ""
     bounds: RequestedBounds | None = None
+    searches: tuple[str, ...] = ()
 
     @property
     def is_free(self) -> bool:
@@ -118,13 +120,11 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
     target = _read_target(options)
     if epsilon is not None and target is not None:
         raise InvalidInput("epsilon and error are both given, and each says the other; give one")
-    blocks = (
-        tuple(sorted({name.strip() for name in options["blocks"].split("|")}))
-        if "blocks" in options
-        else ()
-    )
-    if "" in blocks:
-        raise InvalidInput("blocks has an empty name; write each block's name, or leave blocks out")
+    blocks, searches = _read_names(options, "blocks"), _read_names(options, "bounds")
+    if searches and target is not None:
+        raise InvalidInput(
+            "error and bounds are both given, and which bounds a search gives depends on the price; give an epsilon"
+        )
     return Settings(
         scope,
         epsilon,
@@ -136,7 +136,15 @@ def read_settings(options: Mapping[str, str], folder: Path | None = None) -> Set
         _read_whole(options, "min_units") or 1,
         _read_noise(options),
         bounds=_read_bounds(options),
+        searches=searches,
     )
+
+
+def _read_names(options: Mapping[str, str], name: str) -> tuple[str, ...]:
+    names = sorted({one.strip() for one in options[name].split("|")}) if name in options else ()
+    if "" in names:
+        raise InvalidInput(f"{name} has an empty name; write each one's name, or leave {name} out")
+    return tuple(names)
 
 
 def _read_bounds(options: Mapping[str, str]) -> RequestedBounds | None:

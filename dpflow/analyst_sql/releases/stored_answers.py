@@ -23,7 +23,14 @@ from typing import Any
 
 from dpflow.analyst_sql.parse.select_query import ADDITIVE, SelectQuery, SqlAggregate
 from dpflow.analyst_sql.parse.value_columns import declare_computed
-from dpflow.analyst_sql.releases.cells import Cells, add_up, error_sizes, make_width, read_cells
+from dpflow.analyst_sql.releases.cells import (
+    Cells,
+    add_up,
+    error_sizes,
+    find_excess,
+    make_width,
+    read_cells,
+)
 from dpflow.analyst_sql.releases.query_parts import (
     PartPlan,
     QueryPart,
@@ -41,6 +48,7 @@ from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger, ReleaseRecord, SettledRequest, make_slot
 from dpflow.registry import Registry
@@ -165,7 +173,8 @@ class StoredReleases:
         ) != sorted(query.blocks):
             return None
         # Bounds that a query fixes are part of its question.
-        if self._settings.bounds != _read_bounds(request):
+        searches = tuple(request.get("bounds", ()))
+        if (self._settings.bounds, part.searches) != (_read_bounds(request), searches):
             return None
         groups, conditions = _read_groups(request, query), _read_conditions(request, query)
         if groups is None or conditions is None:
@@ -199,6 +208,7 @@ class StoredReleases:
             "unit_rows",
             "where",
             "blocks",
+            "bounds",
             "contribution_bounds",
             "chosen_bounds",
             "own_histogram",
@@ -227,9 +237,12 @@ class StoredReleases:
                 params={name: value for name, value in params.items() if value is not None},
                 blocks=tuple(stored.get("blocks", ())),
                 where=stored.get("where"),
+                bounds=tuple(stored.get("bounds", ())),
                 contribution_bounds=_read_bounds(stored),
             )
-            return follow_request(make_plan(request, self._registry), stored)
+            ledger = self._ledger if request.bounds else None
+            plan = make_plan(request, self._registry, ledger, filters=UNKNOWN_FILTERS)
+            return follow_request(plan, stored)
         except InvalidInput:
             return None
 
@@ -421,5 +434,6 @@ def _find_errors(stored: Stored, asked: PartPlan) -> dict[str, float]:
     sizes = dict(error_sizes(stored.part, plan))
     # The errors are those of sums of as many noises.
     for label in sizes if cells > 1 else ():
-        sizes[label] = make_width(plan, Row("", label, None), cells)(1) or math.inf
+        width = make_width(plan, Row("", label, None), cells)(1) or math.inf
+        sizes[label] = width + find_excess(plan, label)
     return sizes

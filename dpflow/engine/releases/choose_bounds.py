@@ -78,17 +78,17 @@ class BoundsChooser:
             takes_histograms: let a count of units take a histogram of its own where no profile counts its
                 groups; False where errors must be known before anything is drawn.
         """
-        self._ledger, self._takes_histograms = ledger, takes_histograms
+        self.ledger, self._takes_histograms = ledger, takes_histograms
         self._found: dict[tuple[str | None, ...], _FoundProfile | None] = {}
 
     def fit(self, plan: Plan) -> Plan:
         """The plan with bounds that are chosen, or as it is where somebody fixed all of them."""
-        if self._ledger is None or not may_choose(plan):
+        if self.ledger is None or not may_choose(plan):
             return plan
         request, by = plan.request, _grouping(plan)
         key = (plan.table.name, request.scope, request.where, by)
         if key not in self._found:
-            self._found[key] = _find_profile(plan, self._ledger)
+            self._found[key] = _find_profile(plan, self.ledger)
         found, fitted = self._found[key], plan
         if found is not None:
             fitted = _Choice(plan, found.profile, found.is_of_more).apply(found.release)
@@ -101,9 +101,9 @@ class BoundsChooser:
         return add_histogram(fitted) if is_open else fitted
 
     def _asks_for_certificates(self, scope: str) -> bool:
-        assert self._ledger is not None
+        assert self.ledger is not None
         try:
-            filters = [self._ledger.scope(name).filter for name in path_of(scope)]
+            filters = [self.ledger.scope(name).filter for name in path_of(scope)]
         except PlanRefused:  # not granted yet
             return True
         return any(one.certified_by for one in filters)

@@ -70,7 +70,9 @@ def _require_sums(plan: Plan, name: str, search: ReleaseRecord) -> None:
         raise _refuse(plan, name, search, "only sums of it take narrower ones; leave one out")
     declared = search.request["declared"]
     forms = table.stored_form()["columns"]
-    if declared["rows"] != plan.declared["rows"] or any(
+    if declared["rows"] != plan.declared["rows"]:
+        raise _refuse(plan, name, search, "and it searched another declaration of the rows")
+    if any(
         declared["columns"].get(one) != digest_column(forms[one])
         for one in list_read_columns([name], table)
     ):

@@ -74,7 +74,7 @@ def insert_bounds(
         try:
             if ledger is None:
                 raise NotSettled(f"no ledger has {name!r}")
-            search = _find_search(ledger, request.scope, name, run_identity)
+            search = find_search(ledger, request.scope, name, run_identity)
             column = search.request["params"]["column"]
             largest = table.max_contributions
             # Without them it was settled by group, or without a result.
@@ -103,10 +103,10 @@ def _widen_columns(table: Table) -> Table:
     return table.model_copy(update={"columns": columns})
 
 
-def _find_search(
-    ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None
+def find_search(
+    ledger: Ledger, scope: str, name: str, run_identity: RunIdentity | None = None
 ) -> ReleaseRecord:
-    """The search that a name means."""
+    """The search that a name means. Raises `UnknownName`, and `PlanRefused` for a release of something else."""
     candidates: list[ReleaseRecord] = []
     # A search upstream in the same run comes before the first one of this name.
     if run_identity is not None and run_identity.dag_id:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from duckdb_files import duckdb_file
-from orders_world import World, declare
+from orders_world import SEARCH, World, make_costs
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.sensitivity import Sensitivity
@@ -20,32 +20,13 @@ from dpflow.engine import fail_closed
 from dpflow.errors import PlanRefused
 from dpflow.testing.harness import StreamSource
 
-#: Nobody spends more than 10,000; nearly all orders cost less than 8, one in 50 costs 700.
-COST = "CASE WHEN hash(customer, day) % 50 = 0 THEN 700 ELSE hash(day, customer) % 8 END"
-RANGE = {"lower": 0, "upper": 10_000}
-SEARCH: dict[str, Any] = {"name": "look", "params": {"column": "cost", "epsilon": "4"}}
 SUM: dict[str, Any] = {"params": {"column": "cost", "by": "state", "epsilon": "0.1"}}
-
-
-def make_world(folder: Path, cost: str = COST) -> World:
-    """Orders with costs, of which each has 24 rows of a customer at most."""
-    world = World(folder)
-    with duckdb_file(world.table.database) as connection:
-        connection.execute(
-            f"CREATE OR REPLACE TABLE orders AS SELECT *, {cost} AS cost FROM orders"
-        )
-    raw = declare(world).model_dump(mode="json", exclude={"source"}, exclude_unset=True)
-    raw["contribution_bounds"] = {"rows": 24}
-    raw["columns"] |= {"cost": RANGE}
-    raw["max_contributions"] = {"rows": 24, "within_bounds": ["cost"]}
-    world.table = Table.model_validate(raw)
-    return world
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
     """With a search that was paid once, and twice as much as a release costs many times."""
-    made = make_world(tmp_path_factory.mktemp("orders"))
+    made = make_costs(tmp_path_factory.mktemp("orders"))
     made.release("bounds", **SEARCH)
     return made
 
@@ -107,7 +88,7 @@ def test_a_sum_of_several_groups_lacks_no_more_than_all(world: World) -> None:
 
 def test_limits_hold_of_each_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """All at once, below and above; without noise they are what the bins can hold."""
-    world = make_world(tmp_path, "CAST(hash(customer, day) % 3000 AS INTEGER) - 1000")
+    world = make_costs(tmp_path, "CAST(hash(customer, day) % 3000 AS INTEGER) - 1000")
     raw = world.table.model_dump(mode="json", exclude={"source"}, exclude_unset=True)
     raw["columns"]["cost"] = {"lower": -1024, "upper": 2000}
     world.table = Table.model_validate(raw)
@@ -172,7 +153,7 @@ def test_other_releases_are_refused(
 
 def test_what_a_search_did_not_count_has_no_total_interval(tmp_path: Path) -> None:
     """Other rows, fewer of a unit, other values; nor where contribution bounds cut."""
-    world = make_world(tmp_path)
+    world = make_costs(tmp_path)
     world.release("bounds", **SEARCH)
     world.release("bounds", **SEARCH | {"name": "of A"}, where="state = 'A'")
     world.release("bounds", **SEARCH | {"name": "few"}, contribution_bounds={"rows": 3})
