@@ -375,20 +375,11 @@ class Ledger(BudgetLedger):
         Raises:
             SessionClosed: no answer is left.
         """
+        step = sessions.Step(expected_version, state, closed, principal, failure)
         with self._begin_writing(former=rows) as writer:
             for earlier in tell:
                 sessions.tell_verdict(writer, session_id, earlier, principal)
-            record = sessions.store_answer(
-                writer,
-                session_id,
-                query,
-                expected_version,
-                state,
-                answer,
-                closed,
-                principal,
-                failure,
-            )
+            record = sessions.store_answer(writer, session_id, query, answer, step)
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
         if public_verdict and record is not None:
@@ -438,10 +429,9 @@ class Ledger(BudgetLedger):
         Raises:
             SessionClosed: no answer is left.
         """
+        step = sessions.Step(expected_version, state, closed, principal, failure)
         with self._begin_writing() as writer:
-            stored = sessions.store_batch(
-                writer, session_id, batch, expected_version, state, closed, principal, failure
-            )
+            stored = sessions.store_batch(writer, session_id, batch, step)
             fault_points.pass_point("session.before-commit")
         fault_points.pass_point("session.after-commit")
         return stored

@@ -4,6 +4,7 @@ of the product each, and the model finds every one of them.
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 from collections.abc import Callable
 from typing import Any
@@ -85,9 +86,9 @@ def answer_old_states(patch: pytest.MonkeyPatch) -> None:
     """An answer that was computed from a former state is stored, too."""
     store = sessions.store_answer
 
-    def store_any(writer: Any, name: str, query: str, expected: int, *rest: Any) -> Any:
+    def store_any(writer: Any, name: str, query: str, body: Any, step: sessions.Step) -> Any:
         row, _ = sessions.find_session(writer.state, writer.cipher, name)
-        return store(writer, name, query, row.version, *rest)
+        return store(writer, name, query, body, dataclasses.replace(step, expected=row.version))
 
     patch.setattr(sessions, "store_answer", store_any)
 
@@ -98,7 +99,7 @@ def approve_alone(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
         grants,
         "approve_proposal",
-        lambda writer, scope, seq, by, signer: approve(writer, scope, seq, f"{by} again", signer),
+        lambda writer, scope, seq, by, *rest: approve(writer, scope, seq, f"{by} again", *rest),
     )
 
 

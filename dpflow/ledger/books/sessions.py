@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import sqlalchemy as sa
@@ -191,16 +192,21 @@ def _rows_after(state: LedgerState, session_id: str, after: int) -> list[Any]:
     return rows
 
 
+@dataclass(frozen=True)
+class Step:
+    """How a session goes on: the version that was answered from, the state that follows and whether it is the last, who asked
+    (whoever opened it if ""), and how the draw failed.
+    """
+
+    expected: int
+    state: Mapping[str, Any] = field(repr=False)
+    closed: bool
+    principal: str
+    failure: str
+
+
 def store_answer(
-    writer: chain.Writer,
-    session_id: str,
-    query: str,
-    expected: int,
-    state: Mapping[str, Any],
-    body: Mapping[str, Any],
-    closed: bool,
-    principal: str,
-    failure: str,
+    writer: chain.Writer, session_id: str, query: str, body: Mapping[str, Any], step: Step
 ) -> AnswerRecord | None:
     """Store an answer and the state it leads to. See `Ledger.answer`."""
     # Whoever carries on has opened it.
@@ -213,10 +219,10 @@ def store_answer(
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     # Another answer was faster: this one was computed from a state that is gone.
-    if row.version != expected:
+    if row.version != step.expected:
         return None
     text = encode_ordered(body)
-    _advance_session(writer, row, query, text, {"query": query}, state, closed, principal, failure)
+    _advance_session(writer, row, query, text, {"query": query}, step)
     return AnswerRecord(query, json.loads(text))
 
 
@@ -226,16 +232,13 @@ def _advance_session(
     query: str,
     text: str,
     note: Mapping[str, Any],
-    state: Mapping[str, Any],
-    closed: bool,
-    principal: str,
-    failure: str,
+    step: Step,
 ) -> None:
     """Write an answer, the state after it, and the entry that names both."""
-    version, becomes = row.version + 1, "closed" if closed else "open"
-    key, secret = writer.make_key(row.id, version), add_salt(encode_ordered(state))
+    version, becomes = row.version + 1, "closed" if step.closed else "open"
+    key, secret = writer.make_key(row.id, version), add_salt(encode_ordered(step.state))
     digest = seal_state(writer.cipher.anchor, secret)
-    salted = writer.cipher.add_note(text, failure)
+    salted = writer.cipher.add_note(text, step.failure)
     sealed = key.encrypt(secret, "state")
     advanced = {"version": version, "state": becomes, "secret": sealed, "secret_digest": digest}
     writer.state.update(schema.release, row, **advanced)
@@ -244,7 +247,7 @@ def _advance_session(
     writer.state.insert(schema.answer, **stored, answer=key.encrypt(salted, "answer"))
     # Only digests: the text of an answer that is never committed must be in no file.
     body = {**note, "answers": given, "version": version, "state": digest, "becomes": becomes}
-    asker = checked_principal(principal or row.principal)
+    asker = checked_principal(step.principal or row.principal)
     writer.add_entry("answer", row.scope, row.id, asker, body)
 
 
@@ -275,26 +278,19 @@ def _checked_query(query: str) -> str:
 
 
 def store_batch(
-    writer: chain.Writer,
-    session_id: str,
-    batch: Mapping[str, Any],
-    expected: int,
-    state: Mapping[str, Any],
-    closed: bool,
-    principal: str,
-    failure: str,
+    writer: chain.Writer, session_id: str, batch: Mapping[str, Any], step: Step
 ) -> bool:
     """Store a batch and the state it leads to; the history keeps its digest. See
     `Ledger.answer_batch`.
     """
     row, _ = find_session(writer.state, writer.cipher, session_id)
     # Version before state: whoever lost the race looks up the batches, even if they closed it.
-    if row.version != expected:
+    if row.version != step.expected:
         return False
     if row.state == "closed":
         raise SessionClosed(f"session {session_id} is closed: its answers are used up")
     name, text = batch_name(row.version + 1), encode_ordered(batch)
-    _advance_session(writer, row, name, text, {}, state, closed, principal, failure)
+    _advance_session(writer, row, name, text, {}, step)
     return True
 
 
