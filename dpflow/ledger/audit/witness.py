@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, hide_credentials
 from dpflow.ledger.audit.witness_stores import (
     MAX_BYTES,
     HttpPlace,
+    NumberedPlace,
     ObjectPlace,
     TablePlace,
+    WitnessPlace,
     can_write,
     list_numbers,
     name_note,
-    require_unbroken,
 )
 from dpflow.ledger.history.checkpoint import (
     Checkpoint,
@@ -55,41 +55,6 @@ class Witnessed:
     size: int
     is_new: bool
     problems: tuple[str, ...] = ()
-
-
-class WitnessPlace(Protocol):
-    """Where checkpoints are kept. Each of its methods raises `LedgerUnavailable` where it is out of reach.
-
-    Attributes:
-        is_ordered: the place itself takes only checkpoints that extend the last.
-    """
-
-    is_ordered: bool
-
-    def newest(self) -> tuple[int, str] | None:
-        """Number and text of what was added last, None if there is nothing. It may be no checkpoint, or an older one once
-        more: see `dpflow.ledger.history.checkpoint.select_newest`.
-
-        Raises:
-            LedgerCorrupt: what was there was changed or taken away.
-        """
-
-    def notes(self) -> Iterator[tuple[int, str]]:
-        """Number and text of all that was added, the last first.
-
-        Raises:
-            LedgerCorrupt: what was there was changed or taken away.
-        """
-
-    def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
-        """Add a checkpoint behind the last, whose number is one less; returns where it is.
-
-        Args:
-            entries: the JSON lists whose hashes lead from the last to this one, for a place that checks it.
-        """
-
-    def may_be_written(self) -> bool:
-        """Whether this user could add or change anything there."""
 
 
 def open_place(name: str) -> WitnessPlace:
@@ -175,35 +140,30 @@ def _write_note(handle: int, note: str) -> None:
 
 
 @dataclass(frozen=True)
-class FolderPlace:
+class FolderPlace(NumberedPlace):
     """A folder, such as a mounted bucket that keeps versions."""
 
     folder: Path
-    is_ordered = False
 
-    def newest(self) -> tuple[int, str] | None:
-        """See `WitnessPlace`."""
-        with self._naming_faults():
-            numbers = list_numbers(file.name for file in self.folder.iterdir())
-            if not numbers:
-                return None
-            require_unbroken(self.folder, numbers)
-            return max(numbers), self._read(max(numbers))
+    def __str__(self) -> str:
+        return str(self.folder)
 
-    def notes(self) -> Iterator[tuple[int, str]]:
-        """See `WitnessPlace`."""
-        newest = self.newest()
+    def _numbers(self) -> list[int]:
         with self._naming_faults():
-            for number in range(newest[0] if newest else 0, 0, -1):
-                yield number, self._read(number)
+            return list_numbers(file.name for file in self.folder.iterdir())
 
     def _read(self, number: int) -> str:
         """A checkpoint; as much of another file as one may hold."""
-        with open(self.folder / name_note(number), "rb") as file:
+        with self._naming_faults(), open(self.folder / name_note(number), "rb") as file:
             return file.read(MAX_BYTES).decode(errors="replace")
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
-        """See `WitnessPlace`. Whole or not at all: it gets its name when it is on the disk."""
+        """See `WitnessPlace`."""
+        super().add(number, note)
+        return str(self.folder / name_note(number))
+
+    def _put(self, number: int, note: str, entries: Iterable[str]) -> None:
+        """Whole or not at all: it gets its name when it is on the disk."""
         file = self.folder / name_note(number)
         with self._naming_faults():
             sweep_left(self.folder, r"\.draft-.{8}")
@@ -219,7 +179,6 @@ class FolderPlace:
                 _write_note(os.open(file, create, 0o444), note)
             finally:
                 os.unlink(draft)
-        return str(file)
 
     def may_be_written(self) -> bool:
         """See `WitnessPlace`."""
@@ -237,7 +196,7 @@ class FolderPlace:
 
 
 @dataclass(frozen=True)
-class GitPlace:
+class GitPlace(WitnessPlace):
     """The branch ``main`` of a Git repository, to which commits are pushed that add a file each.
 
     It is fetched whole on each use. Nothing is pushed by force; have its server refuse that, too
@@ -245,19 +204,13 @@ class GitPlace:
     """
 
     url: str = field(repr=False)
-    is_ordered = False
 
     def __str__(self) -> str:
         # A token in it writes the witness, and statements say where it is.
         return hide_credentials(self.url)
 
-    def newest(self) -> tuple[int, str] | None:
-        """See `WitnessPlace`. Each commit of the branch added the next file, and changed no other."""
-        with self._fetched() as git:
-            return self._read_newest(git)
-
     def notes(self) -> Iterator[tuple[int, str]]:
-        """See `WitnessPlace`."""
+        """See `WitnessPlace`. Each commit of the branch added the next file, and changed no other."""
         with self._fetched() as git:
             yield from self._read_notes(git, range(self._count_added(git), 0, -1))
 

@@ -68,12 +68,44 @@ def require_unbroken(place: object, numbers: Sequence[int]) -> None:
         )
 
 
-class NumberedPlace(ABC):
-    """A `dpflow.ledger.audit.witness.WitnessPlace` of numbered checkpoints that are added once. Its text names it without
-    passwords.
+class WitnessPlace(ABC):
+    """Where checkpoints are kept. Each of its methods raises `LedgerUnavailable` where it is out of reach.
+
+    Attributes:
+        is_ordered: the place itself takes only checkpoints that extend the last.
     """
 
     is_ordered = False
+
+    def newest(self) -> tuple[int, str] | None:
+        """Number and text of what was added last, None if there is nothing. It may be no checkpoint, or an older one once
+        more: see `dpflow.ledger.history.checkpoint.select_newest`. Errors as of `notes`.
+        """
+        return next(self.notes(), None)
+
+    @abstractmethod
+    def notes(self) -> Iterator[tuple[int, str]]:
+        """Number and text of all that was added, the last first.
+
+        Raises:
+            LedgerCorrupt: what was there was changed or taken away.
+        """
+
+    @abstractmethod
+    def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
+        """Add a checkpoint behind the last, whose number is one less; returns where it is.
+
+        Args:
+            entries: the JSON lists whose hashes lead from the last to this one, for a place that checks it.
+        """
+
+    @abstractmethod
+    def may_be_written(self) -> bool:
+        """Whether this user could add or change anything there."""
+
+
+class NumberedPlace(WitnessPlace):
+    """A place of numbered checkpoints that are added once. Its text names it without passwords."""
 
     @abstractmethod
     def _numbers(self) -> Sequence[int]:
@@ -87,16 +119,8 @@ class NumberedPlace(ABC):
     def _put(self, number: int, note: str, entries: Iterable[str]) -> None:
         """Add a checkpoint, whole or not at all. Raises `_Taken` or `_Forbidden`."""
 
-    def newest(self) -> tuple[int, str] | None:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`."""
-        numbers = self._numbers()
-        if not numbers:
-            return None
-        require_unbroken(self, numbers)
-        return len(numbers), self._read(len(numbers))
-
     def notes(self) -> Iterator[tuple[int, str]]:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`."""
+        """See `WitnessPlace`."""
         numbers = self._numbers()
         if numbers:
             require_unbroken(self, numbers)
@@ -109,7 +133,7 @@ class NumberedPlace(ABC):
         return [self._read(number) for number in numbers]
 
     def add(self, number: int, note: str, entries: Iterable[str] = ()) -> str:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`. What was added is read back."""
+        """See `WitnessPlace`. What was added is read back."""
         self._put(number, note, entries)
         if self._read(number) != note:
             raise LedgerCorrupt(
@@ -118,7 +142,7 @@ class NumberedPlace(ABC):
         return f"{name_note(number)} in {self}"
 
     def may_be_written(self) -> bool:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`. The newest is added once more: who may is told that it is there."""
+        """See `WitnessPlace`. The newest is added once more: who may is told that it is there."""
         newest = self.newest()
         if newest is None:
             return True
@@ -171,7 +195,7 @@ class HttpPlace(NumberedPlace):
         return self._url
 
     def newest(self) -> tuple[int, str] | None:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`."""
+        """See `WitnessPlace`."""
         status, number, note = self._ask("GET", "")
         if status == 204:
             return None
@@ -184,7 +208,7 @@ class HttpPlace(NumberedPlace):
         return int(number), note
 
     def notes(self) -> Iterator[tuple[int, str]]:
-        """See `dpflow.ledger.audit.witness.WitnessPlace`. Each is asked for when it is needed."""
+        """See `WitnessPlace`. Each is asked for when it is needed."""
         if newest := self.newest():
             yield newest
             for number in range(newest[0] - 1, 0, -1):
