@@ -505,13 +505,9 @@ class AuditedLedger(SealedDatabase):
             if point is not None and not trace.accepts(point):
                 raise InvalidInput("the checkpoint is of another ledger; name this one's")
             writer = chain.Writer(transaction, self._anchor, (trace.head, trace.head))
-            number = writer.next_seq
-            body = recovery.recover_state(
-                writer, trace, self._find_mark(), point, signer, reason, principal
-            )
-            # A checkpoint may state what no ledger could have: its signer is trusted for no rule.
-            if fault := expected.apply_recovery(number, body):
-                raise InvalidInput(f"this checkpoint is not taken over: the {fault}")
+            body = recovery.plan_recovery(trace, self._find_mark(), point, signer, reason)
+            recovery.write_recovery(writer, expected, body)
+            writer.add_entry("recover", "", "", principal, body)
             writer.write_entries()
         self._replace_mark(writer)
         return sorted(name for name, row in expected.scopes.items() if row["closed"])

@@ -11,16 +11,13 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any, TextIO
-
-import sqlalchemy as sa
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
 from dpflow.ledger.audit.recheck import Recheck, recheck_entries
 from dpflow.ledger.audit.release_state import name_fixed, read_body, read_fixed
-from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, answer_digest, open_answer
+from dpflow.ledger.books.sessions import answer_digest
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher, DataKey
 from dpflow.ledger.history.state import STORE_NODE, TABLES, build_root, list_items
@@ -43,50 +40,30 @@ def make_header(ledger_id: str) -> dict[str, Any]:
 def write_export(transaction: Transaction, stream: TextIO, cipher: Cipher) -> int:
     """Write everything but secrets, as it comes from the database; returns the number of entries."""
     number = 0
-    _write_line(stream, make_header(cipher.anchor.ledger_id))
+    write_line(stream, make_header(cipher.anchor.ledger_id))
     for entry in transaction.stream(verify.ENTRIES):
-        _write_line(stream, {"line": "entry", **entry._asdict()})
+        write_line(stream, {"line": "entry", **entry._asdict()})
         number += 1
     # In the clear, because it was released; with the salt that its digest covers.
-    for row in transaction.stream(verify.RELEASES):
-        if row.result is not None:
-            text = cipher.open_key(row.id, 0, row.wrapped).decrypt(row.result, "result")
-            _write_line(stream, {"line": "result", "release_id": row.id, "result": text})
-    for row in transaction.stream(ANSWERS_WITH_KEYS):
-        answer = {"session_id": row.session_id, "query": row.query}
-        _write_line(stream, {"line": "answer", **answer, "answer": open_answer(cipher, row)})
+    for name, query, text in verify.list_salted(transaction, cipher):
+        write_text(stream, name, query, text)
     return number
 
 
-def _write_line(stream: TextIO, line: dict[str, Any]) -> None:
-    stream.write(json.dumps(line, separators=(",", ":")) + "\n")
+def write_text(stream: TextIO, name: str, query: str, text: str) -> None:
+    """Write the line of a result, or of the answer to a query, with its salt."""
+    line = {"line": "answer", "session_id": name, "query": query, "answer": text}
+    result = {"line": "result", "release_id": name, "result": text}
+    write_line(stream, line if query else result)
 
 
-@dataclass(frozen=True)
-class Exported:
-    """A ledger's content in memory: entries in order, results by release, answers by session and
-    query, both with their salt.
-    """
-
-    entries: list[dict[str, Any]]
-    results: dict[str, str]
-    answers: dict[tuple[str, str], str]
-
-    def read_entries(self) -> Iterator[dict[str, Any]]:
-        """All entries, in order."""
-        return iter(self.entries)
-
-    def read_results(self) -> Iterator[tuple[str, str]]:
-        """Release and text of each result."""
-        return iter(self.results.items())
-
-    def read_answers(self) -> Iterator[tuple[str, str, str]]:
-        """Session, query and text of each answer."""
-        return ((session, query, text) for (session, query), text in self.answers.items())
+def write_line(stream: TextIO, line: dict[str, Any]) -> None:
+    """Write a line of an export. What no ledger wrote is written as a text, and does not verify."""
+    stream.write(json.dumps(line, separators=(",", ":"), default=str) + "\n")
 
 
 class ExportFile:
-    """The same of a file that `write_export` wrote for a ledger of this id. It is read as often as
+    """The content of a file that `write_export` wrote for a ledger of this id. It is read as often as
     asked and never held, unless it is a pipe.
 
     Raises:
@@ -167,7 +144,7 @@ def fill_tables(
     transaction: Transaction,
     cipher: Cipher,
     expected: Recheck,
-    exported: Exported | ExportFile,
+    exported: ExportFile,
     secrets: Mapping[str, str],
 ) -> str:
     """Write all rows, encrypted, with these secret states of sessions, and the nodes above them;
@@ -177,7 +154,9 @@ def fill_tables(
     settled = {(n, 0) for n, row in expected.releases.items() if row.state == "settled"}
     keys = {name: cipher.make_key(*name) for name in sorted(expected.keys | settled)}
     # Grants before entries: a trigger holds every later one against the newest entry.
-    for table, rows in _small_tables(expected):
+    for table in verify.KEPT:
+        names = TABLES[table.name].names
+        rows = (dict(zip(names, row)) for row in verify.kept_rows(table, expected))
         _write_rows(transaction, _INSERTS[table], rows)
     for some in _in_batches(_pass_again(cipher, expected, exported)):
         transaction.many(_INSERTS[schema.entry], some)
@@ -214,20 +193,6 @@ def _write_rows(
         transaction.send_changes()
 
 
-def _small_tables(expected: Recheck) -> Iterator[tuple[sa.Table, Iterable[dict[str, Any]]]]:
-    """Rows of all tables that the rules keep whole."""
-    yield schema.scope, [{"name": name, **row} for name, row in expected.scopes.items()]
-    yield schema.proposal, [{"scope": name, **row} for name, row in expected.proposals.items()]
-    accounts = expected.account_rows()
-    yield schema.account, ({"scope": s, "block": b, **vars(cost)} for s, b, cost in accounts)
-    watched = expected.watched.items()
-    yield schema.witness, [{"scope": s, "size": n, "charges": len(q)} for s, (n, q) in watched]
-    yield schema.data, [{"name": name, **row} for name, row in expected.data.items()]
-    columns = TABLES["dpflow_verdict"].names
-    verdicts = sorted(expected.verdicts.items())
-    yield schema.verdict, [dict(zip(columns, (*key, *words))) for key, words in verdicts]
-
-
 def _slot_rows(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rows of the task instances that asked by these entries."""
     for entry in entries:
@@ -239,7 +204,7 @@ def _slot_rows(entries: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]
 
 
 def _pass_again(
-    cipher: Cipher, expected: Recheck, exported: Exported | ExportFile
+    cipher: Cipher, expected: Recheck, exported: ExportFile
 ) -> Iterator[dict[str, Any]]:
     """The entries a second time. Raises `LedgerCorrupt` unless they are those that were checked."""
     auditor, last = chain.Auditor(cipher.anchor), ""
@@ -267,7 +232,7 @@ def _release_row(
 
 
 def _result_rows(
-    expected: Recheck, exported: Exported | ExportFile, keys: Mapping[tuple[str, int], DataKey]
+    expected: Recheck, exported: ExportFile, keys: Mapping[tuple[str, int], DataKey]
 ) -> Iterator[dict[str, Any]]:
     settled = {n: r.result_digest for n, r in expected.releases.items() if r.result_digest}
     for name, text in exported.read_results():
@@ -284,7 +249,7 @@ def _explain_result(name: str) -> str:
 
 
 def _answer_rows(
-    expected: Recheck, exported: Exported | ExportFile, keys: Mapping[tuple[str, int], DataKey]
+    expected: Recheck, exported: ExportFile, keys: Mapping[tuple[str, int], DataKey]
 ) -> Iterator[dict[str, Any]]:
     given = dict(expected.answers)
     for name, query, text in exported.read_answers():

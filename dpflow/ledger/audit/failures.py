@@ -7,12 +7,10 @@ says so, and no process that only spends can read it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import verify
-from dpflow.ledger.books.sessions import ANSWERS_WITH_KEYS, open_answer
 from dpflow.ledger.history import owner_notes
 from dpflow.ledger.history.cipher import SALT, Cipher
 from dpflow.ledger.storage.statements import Transaction
@@ -67,7 +65,7 @@ def read_failures(transaction: Transaction, cipher: Cipher) -> FailureReport:
     failures, read, unreadable = [], 0, 0
     signing_key = cipher.anchor.stored_key("sign")
     keys = cipher.read_many()
-    for release_id, query, salted in _list_salted(transaction, keys):
+    for release_id, query, salted in verify.list_salted(transaction, keys):
         try:
             note = owner_notes.open_note(salted[SALT : SALT + owner_notes.SEALED_NOTE], signing_key)
         except LedgerCorrupt:
@@ -77,13 +75,3 @@ def read_failures(transaction: Transaction, cipher: Cipher) -> FailureReport:
         if note:
             failures.append(Failure(release_id, query, note))
     return FailureReport(tuple(failures), read, unreadable)
-
-
-def _list_salted(transaction: Transaction, cipher: Cipher) -> Iterator[tuple[str, str, str]]:
-    """Release, query and salted text of everything that was settled or answered."""
-    for row in transaction.stream(verify.RELEASES):
-        if row.result is not None:
-            text = cipher.open_key(row.id, 0, row.wrapped).decrypt(row.result, "result")
-            yield row.id, "", text
-    for row in transaction.stream(ANSWERS_WITH_KEYS):
-        yield row.session_id, row.query, open_answer(cipher, row)

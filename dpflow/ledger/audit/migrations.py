@@ -6,11 +6,12 @@ the new tables are filled from them, and what entries name by digest only is che
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger.audit import export, verify
-from dpflow.ledger.audit.export import Exported
+from dpflow.ledger.audit.export import ExportFile
 from dpflow.ledger.audit.recheck import recheck_entries
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.cipher import Cipher
@@ -52,7 +53,7 @@ def upgrade_tables(
     """
     exported, secrets = _read_tables(transaction, cipher)
     auditor = chain.Auditor(cipher.anchor)
-    rows = (verify.ENTRIES.row(**entry) for entry in exported.entries)
+    rows = (verify.ENTRIES.row(**entry) for entry in exported.read_entries())
     expected = recheck_entries(auditor.pass_entries(rows))
     wrong = [*auditor.problems, *expected.problems]
     for name, release in expected.releases.items():
@@ -70,25 +71,28 @@ def upgrade_tables(
         for name in _FUNCTIONS:
             transaction.text(f"DROP FUNCTION IF EXISTS dpflow_{name}() CASCADE")
     transaction.create_tables()
-    return len(exported.entries), export.fill_tables(
-        transaction, cipher, expected, exported, secrets
-    )
+    root = export.fill_tables(transaction, cipher, expected, exported, secrets)
+    return expected.entries, root
 
 
-def _read_tables(transaction: Transaction, cipher: Cipher) -> tuple[Exported, dict[str, str]]:
-    """What a ledger of an earlier version holds, in the clear, and its sessions' secret states."""
+def _read_tables(transaction: Transaction, cipher: Cipher) -> tuple[ExportFile, dict[str, str]]:
+    """What a ledger of an earlier version holds, in the clear and in memory, and its sessions' secret states."""
 
     def open_text(name: str, number: int, wrapped: str | None, text: str, what: str) -> str:
         return cipher.open_key(name, number, wrapped).decrypt(text, what)
 
-    entries = [dict(zip(_FIELDS, row)) for row in transaction.text(_ENTRIES)]
-    exported = Exported(entries, {}, {})
-    secrets: dict[str, str] = {}
+    stream, secrets = io.StringIO(), dict[str, str]()
+    export.write_line(stream, export.make_header(cipher.anchor.ledger_id))
+    for row in transaction.text(_ENTRIES):
+        export.write_line(stream, {"line": "entry", **dict(zip(_FIELDS, row))})
     for name, number, result, secret, wrapped in transaction.text(_RELEASES):
         if result is not None:
-            exported.results[name] = open_text(name, number, wrapped, result, "result")
+            text = open_text(name, number, wrapped, result, "result")
+            export.write_text(stream, name, "", text)
         if secret is not None:
             secrets[name] = open_text(name, number, wrapped, secret, "state")
     for name, query, answer, number, wrapped in transaction.text(_ANSWERS):
-        exported.answers[name, query] = open_text(name, number, wrapped, answer, "answer")
-    return exported, secrets
+        text = open_text(name, number, wrapped, answer, "answer")
+        export.write_text(stream, name, query, text)
+    stream.seek(0)
+    return ExportFile(stream, cipher.anchor.ledger_id), secrets

@@ -24,7 +24,8 @@ from dpflow.counted import counted
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.audit.statement import subtract_cost
-from dpflow.ledger.books import grants, witnesses
+from dpflow.ledger.audit.verify import KEPT, kept_rows
+from dpflow.ledger.books import grants
 from dpflow.ledger.books.data_claims import LOST
 from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
@@ -34,15 +35,8 @@ from dpflow.ledger.history.checkpoint import (
     Checkpoint,
     Signer,
 )
+from dpflow.ledger.history.state import TABLES
 from dpflow.ledger.storage import schema
-from dpflow.ledger.storage.statements import Prepared
-
-_SCOPES = Prepared(sa.select(schema.scope.c.name))
-_UNSETTLED = Prepared(
-    sa.select(schema.release).where(
-        schema.release.c.state.in_([sa.literal_column("'reserved'"), sa.literal_column("'open'")])
-    )
-)
 
 #: Costs by scope and block.
 Sums = dict[tuple[str, str], Cost]
@@ -297,17 +291,15 @@ def make_checkpoint(
     )
 
 
-def recover_state(
-    writer: chain.Writer,
+def plan_recovery(
     trace: CheckpointTrace,
     marked: Seen | None,
     checkpoint: Checkpoint | None,
     signer: str,
     reason: str,
-    principal: str,
 ) -> dict[str, Any]:
-    """Take over what a checkpoint says beyond the history, close what nobody witnesses, and write
-    the entry that says so; returns its body.
+    """The entry of a recovery, which takes over what a checkpoint says beyond the history and closes what nobody
+    witnesses. What it does to the tables, the rules say (`write_recovery`).
 
     Args:
         trace: of what is left, with this checkpoint.
@@ -324,42 +316,48 @@ def recover_state(
             "nothing is missing: neither the mark nor a checkpoint knows more than the history; "
             "if only the mark is lost, run dpflow ledger recover --lost mark"
         )
-    state = writer.state
-    scopes, spent = [], []
-    number = writer.next_seq
-    grants.end_proposals(state)
+    expected, scopes, spent = trace.expected, list[list[Any]](), list[list[Any]]()
     if ahead is not None:
         _require_branch(trace, ahead)
-        scopes = _take_scopes(writer, trace, ahead)
-        for (scope, block), cost in trace.due(ahead).items():
-            spent.append([scope, block, *vars(cost).values()])
-            state.put(schema.account, {"scope": scope, "block": block}, **vars(cost))
+        scopes = _take_scopes(trace, ahead)
+        spent = [[*account, *vars(cost).values()] for account, cost in trace.due(ahead).items()]
     # A mark at the very entry that was signed: then nothing came after it.
     end = None if ahead is None else (ahead.size, ahead.head)
-    witnessed = end is not None and end in {marked, *trace.expected.marks}
-    closed_scopes = []
-    # Sorted here: databases order texts by rules of their own.
-    for name in [] if witnessed else sorted(row.name for row in state.transaction.rows(_SCOPES)):
-        state.update(schema.scope, state.find(schema.scope, name=name), closed=1, seq=number)
-        closed_scopes.append(name)
-    unsettled = sorted(state.transaction.rows(_UNSETTLED), key=lambda row: row.id)
-    for row in unsettled:
-        becomes = "fenced" if row.state == "reserved" else "closed"
-        state.update(schema.release, state.take(schema.release, row), state=becomes)
-    if state.find(schema.data, name=LOST) is None:
-        state.insert(schema.data, name=LOST, first="", gate=None, partition=None)
-    body = {
+    witnessed = end is not None and end in {marked, *expected.marks}
+    return {
         "reason": reason,
         "marked": None if marked is None else list(marked),
         "checkpoint": None if ahead is None else [ahead.ledger_id, ahead.size, ahead.head, signer],
         "scopes": scopes,
         "spent": spent,
-        "closed": closed_scopes,
-        "unsettled": [row.id for row in unsettled],
+        "closed": [] if witnessed else sorted({*expected.scopes, *(name for name, *_ in scopes)}),
+        "unsettled": sorted(expected.releases.unsettled()),
         "data": [LOST],
     }
-    writer.add_entry("recover", "", "", principal, body)
-    return body
+
+
+def write_recovery(writer: chain.Writer, expected: Recheck, body: Mapping[str, Any]) -> None:
+    """Write what a recovery changes in the tables, as the rules say. Raises `InvalidInput` for one that breaks a rule.
+
+    Args:
+        expected: the rules, after all entries that are left.
+    """
+    state, before = writer.state, {*_list_rows(expected)}
+    # A checkpoint may state what no ledger could have: its signer is trusted for no rule.
+    if fault := expected.apply_recovery(writer.next_seq, body):
+        raise InvalidInput(f"this checkpoint is not taken over: the {fault}")
+    for table, row in _list_rows(expected):
+        if (table, row) not in before:
+            form = TABLES[table.name]
+            columns = dict(zip(form.names, row))
+            state.put(table, {name: columns.pop(name) for name in form.identity}, **columns)
+    for name in body["unsettled"]:
+        release = state.find_handle(schema.release, name)
+        state.update(schema.release, release, state=expected.releases[name].state)
+
+
+def _list_rows(expected: Recheck) -> Iterator[tuple[sa.Table, tuple[Any, ...]]]:
+    return ((table, row) for table in KEPT for row in kept_rows(table, expected))
 
 
 def _require_branch(trace: CheckpointTrace, ahead: Checkpoint) -> None:
@@ -376,35 +374,27 @@ def _require_branch(trace: CheckpointTrace, ahead: Checkpoint) -> None:
         )
 
 
-def _take_scopes(
-    writer: chain.Writer, trace: CheckpointTrace, ahead: Checkpoint
-) -> list[list[Any]]:
-    """Take over the scopes of a checkpoint as far as `Recheck.limit_terms` goes; after an earlier
-    recovery only those that nobody granted since. Returns what the entry says of them.
+def _take_scopes(trace: CheckpointTrace, ahead: Checkpoint) -> list[list[Any]]:
+    """What the entry says of the scopes of a checkpoint, as far as `Recheck.limit_terms` goes; after an
+    earlier recovery only of those that nobody granted since.
 
     Raises:
         InvalidInput: the sums of a scope were made by another filter than it has now.
     """
-    state, number, taken = writer.state, writer.next_seq, []
-    used = {scope for scope, _, cost in ahead.spent if cost != Cost()}
+    taken, used = list[list[Any]](), {scope for scope, _, cost in ahead.spent if cost != Cost()}
     for name, *columns in ahead.scopes:
-        row = state.find(schema.scope, name=name)
+        row = trace.expected.scopes.get(name)
         stated = dict(zip(SCOPE_COLUMNS, columns, strict=True))
         terms = trace.expected.limit_terms(name, stated)
-        is_kept = row is not None and trace.is_late(ahead)
+        kept = row if trace.is_late(ahead) else None
         now, then = (
-            Filter.from_json(stored_json(text))
-            for text in (row.filter if is_kept else terms["filter"], stated["filter"])
+            Filter.from_json(stored_json(terms["filter"])) for terms in (kept or terms, stated)
         )
         if name in used and not (now.name == then.name and grants.may_follow(now, then)):
             raise InvalidInput(
                 f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
                 f"grant nothing more to it, and make another scope"
             )
-        if is_kept:
-            continue
-        state.put(schema.scope, {"name": name}, **terms, seq=number)
-        before = None if row is None else Filter.from_json(stored_json(row.filter))
-        witnesses.watch_scope(state, name, before, now, number)
-        taken.append([name, *terms.values()])
+        if kept is None:
+            taken.append([name, *terms.values()])
     return taken

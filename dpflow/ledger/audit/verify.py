@@ -39,7 +39,15 @@ RELEASES = Prepared(
 _META = Prepared(sa.select(schema.meta))
 _KEYS = Prepared(sa.select(schema.key))
 _NODES = Prepared(sa.select(schema.node))
-_SCOPE, _PROPOSAL = (TABLES[t.name].names[1:] for t in (schema.scope, schema.proposal))
+#: Tables that the rules keep whole, with what is said of a row that is another.
+KEPT = {
+    schema.scope: "scope {} is not what was granted",
+    schema.proposal: "the grant that waits for {} is not what was proposed",
+    schema.account: "account {} does not hold what its charges add up to",
+    schema.witness: "what the witness of {} has seen is not what the history says",
+    schema.data: "what is known of {} is not what its releases left",
+    schema.verdict: "verdict {} is not the one that was told",
+}
 _CHANGED = {
     "result_digest": "the result of release {id} is not the one that was settled",
     "secret_digest": "the state of session {id} is not the one its last answer left",
@@ -52,6 +60,32 @@ def _open_key(cipher: Cipher, row: Any) -> object:
 
 def _open_result(cipher: Cipher, row: Any) -> str:
     return open_result(cipher, row, row.result, row.wrapped)
+
+
+def kept_rows(table: sa.Table, expected: Recheck) -> Iterable[tuple[Any, ...]]:
+    """The rows that the rules leave of a table that they keep whole, by its columns."""
+    if table is schema.account:
+        return (
+            (scope, block, *vars(cost).values()) for scope, block, cost in expected.account_rows()
+        )
+    if table is schema.witness:
+        return ((name, size, len(seqs)) for name, (size, seqs) in expected.watched.items())
+    if table is schema.verdict:
+        return ((*key, *words) for key, words in expected.verdicts.items())
+    by_name = {schema.scope: expected.scopes, schema.proposal: expected.proposals}
+    columns = TABLES[table.name].names[1:]
+    rows = by_name.get(table, expected.data).items()
+    return ((name, *(row[column] for column in columns)) for name, row in rows)
+
+
+def list_salted(transaction: Transaction, cipher: Cipher) -> Iterator[tuple[str, str, str]]:
+    """Release or session, query ("" of a result) and salted text of everything that was settled or answered."""
+    for row in transaction.stream(RELEASES):
+        if row.result is not None:
+            text = cipher.open_key(row.id, 0, row.wrapped).decrypt(row.result, "result")
+            yield row.id, "", text
+    for row in transaction.stream(ANSWERS_WITH_KEYS):
+        yield row.session_id, row.query, open_answer(cipher, row)
 
 
 class TouchedRows(Protocol):
@@ -123,8 +157,11 @@ class TableCheck:
 
     def _rows_of(self, table: sa.Table) -> Any:
         """The rows of a table as they come, each compared."""
+        rows = self._stored_rows(table)
+        if table in KEPT:
+            return self._compare_kept(table, rows)
         compare: Any = getattr(self, "_compare_" + table.name.removeprefix("dpflow_"))
-        return compare(self._stored_rows(table))
+        return compare(rows)
 
     def _stored_rows(self, table: sa.Table) -> Iterator[Any]:
         if self._touched is not None:
@@ -132,42 +169,16 @@ class TableCheck:
         statements = {schema.release: RELEASES, schema.answer: ANSWERS_WITH_KEYS}
         return self._transaction.stream(statements.get(table, TABLES[table.name].select_all))
 
-    def _compare_scope(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {
-            name: tuple([name, *(row[column] for column in _SCOPE)])
-            for name, row in self._expected.scopes.items()
-        }
-        return self._compare_simple(rows, expected, 1, "scope {} is not what was granted")
-
-    def _compare_proposal(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {
-            name: tuple([name, *(row[column] for column in _PROPOSAL)])
-            for name, row in self._expected.proposals.items()
-        }
-        sentence = "the grant that waits for {} is not what was proposed"
-        return self._compare_simple(rows, expected, 1, sentence)
-
-    def _compare_account(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {
-            (scope, block): (scope, block, cost.epsilon, cost.delta, cost.renyi)
-            for scope, block, cost in self._expected.account_rows()
-        }
-        sentence = "account {} does not hold what its charges add up to"
-        return self._compare_simple(rows, expected, 2, sentence)
-
-    def _compare_witness(self, rows: Iterator[Any]) -> Iterator[Any]:
-        watched = self._expected.watched.items()
-        expected = {name: (name, size, len(seqs)) for name, (size, seqs) in watched}
-        sentence = "what the witness of {} has seen is not what the history says"
-        return self._compare_simple(rows, expected, 1, sentence)
-
-    def _compare_data(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {
-            name: (name, row["first"], row["gate"], row["partition"])
-            for name, row in self._expected.data.items()
-        }
-        sentence = "what is known of {} is not what its releases left"
-        return self._compare_simple(rows, expected, 1, sentence)
+    def _compare_kept(self, table: sa.Table, rows: Iterator[Any]) -> Iterator[Any]:
+        width, sentence = len(table.primary_key), KEPT[table]
+        expected = {row[:width]: row for row in kept_rows(table, self._expected)}
+        for row in rows:
+            # A key is there once, so what is taken out cannot be found a second time.
+            if expected.pop(row[:width], None) != tuple(row):
+                self._tell(sentence, row[:width])
+            yield row
+        for key in sorted(expected, key=repr):
+            self._tell(sentence, key)
 
     def _compare_slot(self, rows: Iterator[Any]) -> Iterator[Any]:
         expected = self._expected.slots
@@ -202,10 +213,6 @@ class TableCheck:
             raise LedgerCorrupt(
                 f"session {row.session_id} gave another verdict than it tells; run dpflow ledger verify"
             )
-
-    def _compare_verdict(self, rows: Iterator[Any]) -> Iterator[Any]:
-        expected = {key: (*key, *words) for key, words in self._expected.verdicts.items()}
-        return self._compare_simple(rows, expected, 2, "verdict {} is not the one that was told")
 
     def _compare_release(self, rows: Iterator[Any]) -> Iterator[Any]:
         releases, n_known = self._expected.releases, 0
@@ -264,18 +271,6 @@ class TableCheck:
             if wrong or (sealed is not None and self._is_other(open_text, stored)):
                 sentence = "the {name} of release {id} is not what the history says"
                 self.problems.append(_CHANGED.get(column, sentence).format(name=column, id=name))
-
-    def _compare_simple(
-        self, rows: Iterator[Any], expected: dict[Any, tuple[Any, ...]], width: int, sentence: str
-    ) -> Iterator[Any]:
-        for row in rows:
-            key = row[:width] if width > 1 else row[0]
-            # A key is there once, so what is taken out cannot be found a second time.
-            if expected.pop(key, None) != tuple(row):
-                self._tell(sentence, key)
-            yield row
-        for key in sorted(expected, key=repr):
-            self._tell(sentence, key)
 
     def _tell(self, sentence: str, key: Any) -> None:
         shown = "/".join(map(str, filter(None, key))) if isinstance(key, tuple) else key
