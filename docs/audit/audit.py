@@ -154,6 +154,8 @@ def main():
         for block, units in sorted(blocks.items()):
             granted = audit.granted[scope][0]["epsilon"]
             print(json.dumps({"scope": scope, "block": block, "granted": granted, "units": units}))
+    for number, reason in audit.reasons.items():
+        print(f"entry {number} says why: {reason!r}", file=sys.stderr)
     for checkpoint, _ in audit.recovered:
         if not checkpoint or checkpoint[2] not in taken:
             print("recovered from checkpoint", checkpoint, "- name its file", file=sys.stderr)

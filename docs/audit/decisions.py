@@ -17,6 +17,7 @@ class Decisions:
             [],
         )  # of each recovery; decisions that nobody signed
         self.heads, self.watched, self.own = [], {}, []  # charges behind what a witness signed
+        self.reasons = {}  # of decisions, by entry
 
     def signers(self, at, rule):
         """Who may sign a grant of a scope now, by name."""
@@ -27,6 +28,7 @@ class Decisions:
     def signed(self, at, body):
         """A decision, signed by who may where anybody is named; takes the signature out of it."""
         signature, rule = body.pop("signature", None), json.loads(body["filter"])
+        self.reasons |= {self.entry["seq"]: body["reason"]} if "reason" in body else {}
         people(rule.get("signers", []))
         if keys := self.signers(at, rule):
             check_decision(self.entry, body, signature, keys)
@@ -47,10 +49,11 @@ class Decisions:
         self.terms(at, body)
         assert 2 in (self.approvals.get(at), body.get("approvals", 1)), "no second is needed"
         self.waiting[at] = body | {"by": self.entry["principal"], "proposal": self.entry["seq"]}
+        self.waiting[at].pop("reason", None)
 
     def grant(self, at, _, body):
         keys, _ = self.signed(at, body)
-        proposal = body.pop("proposal", None)
+        proposal, _ = body.pop("proposal", None), body.pop("reason", None)
         needed = self.approvals.get(at), body.get("approvals", 1)
         waiting, self.approvals[at] = self.waiting.pop(at, {}), needed[1]
         assert (proposal is not None) == (2 in needed), "a second approval"

@@ -100,7 +100,11 @@ UNITS = whole(0), whole(0), whole(0)
 SLOT = named, str
 FILTER, TEXT = text_of(rule), either(None, str)
 TERMS = {"filter": FILTER, "protects": str, "blocks": either(0, 1), "approvals?": 2}
-TERMS |= {"capacity": (whole(-1), whole(-1), whole(-1), whole(-1)), "signature?": named}
+TERMS |= {
+    "capacity": (whole(-1), whole(-1), whole(-1), whole(-1)),
+    "signature?": named,
+    "reason?": named,
+}
 CHARGE = {"scope": named, "dag_id": str, "task_id": str, "run_identity": str, "digest": named}
 CHARGE |= {"ordinal": whole(0), "family": str, "event": text_of(event), "blocks": text_of([named])}
 CHARGE |= {"request": text_of(dict, same=False), "slot": either(None, SLOT), "data": [named]}

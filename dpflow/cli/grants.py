@@ -83,6 +83,9 @@ WitnessEveryOption = Annotated[
         help="After so many charges the witness must have signed, or the next is refused; 0 ends it; as before if left out.",
     ),
 ]
+GrantReasonOption = Annotated[
+    str, typer.Option("--reason", help="Why, for readers of the history; signed with the grant.")
+]
 
 
 def grant(
@@ -114,6 +117,7 @@ def grant(
     witness: WitnessOption = None,
     witness_every: WitnessEveryOption = None,
     confirm_large: ConfirmOption = False,
+    reason: GrantReasonOption = "",
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -143,6 +147,7 @@ def grant(
         "confirm_large": confirm_large,
         "witness": witness,
         "witness_every": witness_every,
+        "reason": reason,
     }
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
@@ -185,6 +190,7 @@ def quota(
         Literal["day", "week", "month", "never"] | None,
         typer.Option(help="The quota is whole again after each (UTC). The scope above never is."),
     ] = None,
+    reason: GrantReasonOption = "",
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -195,7 +201,7 @@ def quota(
     terms: Any = {"filter": filter_name, "tail_share": tail_share, "approvals": approvals}
     terms["certified_by"] = _read_certifiers(book, require_certified, certifier)
     terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
-    terms |= {"witness": witness, "witness_every": witness_every}
+    terms |= {"witness": witness, "witness_every": witness_every, "reason": reason}
     told = book.quota(scope, epsilon, delta, principal=current_principal(), **terms)
     _show_grant(told, as_json, book)
 
@@ -218,7 +224,8 @@ def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> 
         cells.append((terms.scope, proposal.seq, *amounts, *rule, proposal.principal))
     show_table("grants that wait", columns, cells)
     for proposal, lines in zip(waiting, changes, strict=True):
-        _print_changes(f"entry {proposal.seq} would change of {proposal.terms.scope}", lines)
+        why = f" ({proposal.reason})" if proposal.reason else ""
+        _print_changes(f"entry {proposal.seq} would change of {proposal.terms.scope}{why}", lines)
 
 
 def approve(
@@ -227,11 +234,13 @@ def approve(
         int, typer.Argument(help="The entry that proposed the grant, as dpflow ledger proposals shows it.")
     ],
     sign: SignOption = None,
+    reason: GrantReasonOption = "",
     ledger: LedgerOption = None,
     as_json: JsonOption = False,
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
     terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
+    terms["reason"] = reason
     book = _open_book(ledger)
     before = next((granted for granted in book.scopes() if granted.scope == scope), None)
     granted = book.approve(scope, entry, **terms)
@@ -282,7 +291,7 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     if granted.protects:
         about["equality"] = granted.equality
     if isinstance(told, GrantProposal):
-        about |= {"proposed_by": told.principal, "proposal": told.seq}
+        about |= {"proposed_by": told.principal, "proposal": told.seq, "reason": told.reason}
     return about
 
 

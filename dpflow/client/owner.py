@@ -50,7 +50,7 @@ class RemoteLedger:
     def proposals(self) -> list[GrantProposal]:
         """As `dpflow.ledger.Ledger.proposals`."""
         return [
-            GrantProposal(Scope.from_json(one["terms"]), one["principal"], one["seq"])
+            GrantProposal(**{**one, "terms": Scope.from_json(one["terms"])})
             for one in self._service.proposals()
         ]
 
@@ -129,6 +129,8 @@ class RemoteLedger:
                 if lost and (entry := self._find_recorded(signer.name, decision["signature"])):
                     return signed, entry["seq"] if entry["kind"] == "propose" else None
                 signed = self._read_decision(required.text, signer.name, check)
+                if signed["body"].get("reason", "") != terms.get("reason", ""):
+                    raise self._other_decision() from None
                 decision["signature"], lost = signer.sign_line(required.text), 0
             except DpflowError as error:
                 if not error.retryable or not decision["signature"] or lost == MAX_RESENT:
@@ -152,7 +154,10 @@ class RemoteLedger:
                 return signed
         except (DpflowError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
             pass
-        raise InvalidInput(
+        raise self._other_decision()
+
+    def _other_decision(self) -> InvalidInput:
+        return InvalidInput(
             f"{self._service.server} asks for a signature of something else than was decided here, so nothing was signed; tell who "
             "runs it"
         )
@@ -162,7 +167,8 @@ def read_granted(signed: Signed) -> Scope:
     """The terms of a grant or proposal. Raises `InvalidInput` or `ValueError` for what is none."""
     body = dict(signed["body"])
     rule = Filter.from_json(json.loads(body.pop("filter")))
-    body.pop("proposal", None)
+    for name in ("proposal", "reason"):
+        body.pop(name, None)
     granted = Scope(
         signed["scope"],
         rule,

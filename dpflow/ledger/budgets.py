@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import sqlalchemy as sa
 
@@ -11,12 +13,14 @@ from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Amount
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.periods import Period, select_current
-from dpflow.core.accounting.privacy_filters import Cost, FilterName, Guarantee, odometer
+from dpflow.core.accounting.privacy_filters import Cost, Guarantee, odometer
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import check_flag
-from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt
+from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.ledger.audit.movable_ledger import MovableLedger
+from dpflow.ledger.audit.witness import open_place, read_newest
 from dpflow.ledger.books import charges, data_claims, grants, witnesses
+from dpflow.ledger.books.grants import GrantOptions
 from dpflow.ledger.books.records import (
     GrantProposal,
     Remaining,
@@ -27,7 +31,7 @@ from dpflow.ledger.books.records import (
 )
 from dpflow.ledger.books.witnesses import WitnessState
 from dpflow.ledger.history import chain
-from dpflow.ledger.history.checkpoint import DecisionSigner
+from dpflow.ledger.history.checkpoint import DecisionSigner, StoredCheckpoint
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared, match_columns
 
@@ -48,18 +52,11 @@ class BudgetLedger(MovableLedger):
         delta: Amount,
         *,
         table: Table | None,
-        filter: FilterName | None = None,
         protects: str = "",
         blocks: bool = False,
-        tail_share: Amount | None = None,
-        approvals: int | None = None,
-        certified_by: Sequence[str] | None = None,
         principal: str,
         confirm_large: bool = False,
-        signers: Sequence[str] | None = None,
-        signer: DecisionSigner | None = None,
-        witness: str | None = None,
-        witness_every: int | None = None,
+        **options: Unpack[GrantOptions],
     ) -> Scope | GrantProposal:
         """Give a scope a budget, raise it, or lower it to no less than what any of its blocks has spent.
 
@@ -87,6 +84,7 @@ class BudgetLedger(MovableLedger):
             witness: verifier key of a witness, whose checkpoint must not be further behind than
                 ``witness_every`` charges of this scope, 0 ends that; None keeps what an earlier grant said.
                 See `dpflow.ledger.books.witnesses`.
+            reason: why, in at most 1000 characters, for readers of the history; signed with the rest.
 
         Returns:
             The scope; or the proposal that waits. The same grant proposed again adds nothing.
@@ -105,21 +103,11 @@ class BudgetLedger(MovableLedger):
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
-        terms = grants.Terms.parse_terms(
-            filter, epsilon, delta, tail_share, certified_by, None, signers, witness, witness_every
-        )
+        terms = grants.Terms.parse_terms(epsilon, delta, **options)
         grants.require_confirmation(epsilon, delta, confirm_large)
         with self._begin_writing() as writer:
             return grants.store_grant(
-                writer,
-                scope,
-                terms,
-                protects,
-                blocks,
-                principal,
-                may_bind=table is not None,
-                approvals=approvals,
-                signer=signer,
+                writer, scope, terms, protects, blocks, principal, may_bind=table is not None
             )
 
     def quota(
@@ -128,16 +116,9 @@ class BudgetLedger(MovableLedger):
         epsilon: Amount,
         delta: Amount,
         *,
-        filter: FilterName | None = None,
-        tail_share: Amount | None = None,
-        approvals: int | None = None,
-        certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
         principal: str,
-        signers: Sequence[str] | None = None,
-        signer: DecisionSigner | None = None,
-        witness: str | None = None,
-        witness_every: int | None = None,
+        **options: Unpack[GrantOptions],
     ) -> Scope | GrantProposal:
         """Give a scope below another, such as ``flights/team-a``, a budget of its own inside that
         one; or change it.
@@ -145,7 +126,7 @@ class BudgetLedger(MovableLedger):
         What is charged to a quota is charged to every scope above it, too. It protects what the
         scope above protects, by the same blocks, and counts by the same filter unless ``filter``
         says otherwise. Several quotas may add up to more than the scope above: then the first to
-        spend is served. ``approvals``, ``certified_by``, ``signers`` and ``witness`` are the quota's own, as for `grant`.
+        spend is served. ``approvals``, ``certified_by``, ``signers``, ``witness`` and ``reason`` are the quota's own, as for `grant`.
 
         Args:
             period: ``day``, ``week`` or ``month`` (UTC) after which the quota is whole again, ``never``,
@@ -166,26 +147,26 @@ class BudgetLedger(MovableLedger):
                     f"{scope!r} is below no other scope; name a quota as in {scope}/team-a"
                 )
             before = charges.find_scope(writer.state, scope)
-            name = filter or (before or above).filter.name
-            terms = grants.Terms.parse_terms(
-                *(name, epsilon, delta, tail_share, certified_by),
-                *(period, signers, witness, witness_every),
-            )
+            options["filter"] = options.get("filter") or (before or above).filter.name
+            terms = grants.Terms.parse_terms(epsilon, delta, period, **options)
             grants.require_inside(scope, terms, above)
-            binding = above.protects, above.blocks
-            return grants.store_grant(
-                writer, scope, terms, *binding, principal, approvals=approvals, signer=signer
-            )
+            return grants.store_grant(writer, scope, terms, above.protects, above.blocks, principal)
 
     def approve(
-        self, scope: str, proposal: int, *, principal: str, signer: DecisionSigner | None = None
+        self,
+        scope: str,
+        proposal: int,
+        *,
+        principal: str,
+        signer: DecisionSigner | None = None,
+        reason: str = "",
     ) -> Scope:
         """Put a grant into effect that another principal proposed.
 
         Args:
             proposal: the number of the entry that proposed it, so that nobody approves what came in
                 its place meanwhile.
-            signer: as for `grant`.
+            signer, reason: as for `grant`.
 
         Raises:
             InvalidInput: nothing that this entry proposed waits, or this principal proposed it.
@@ -194,12 +175,12 @@ class BudgetLedger(MovableLedger):
         grants.checked_scope(scope)
         principal = checked_principal(principal)
         with self._begin_writing() as writer:
-            return grants.approve_proposal(writer, scope, proposal, principal, signer)
+            return grants.approve_proposal(writer, scope, proposal, principal, signer, reason)
 
     def proposals(self) -> list[GrantProposal]:
         """Grants that wait for a second principal, the oldest first."""
         with self._begin_reading() as state:
-            return grants.list_proposals(state)
+            return grants.list_proposals(state, self._anchor)
 
     def register_suite(
         self,
@@ -278,9 +259,17 @@ class BudgetLedger(MovableLedger):
             return Remaining(granted, tuple(spent), day)
 
     def witness_states(self) -> list[WitnessState]:
-        """How far the witness of each scope is that demands one."""
+        """How far the witness of each scope is that demands one, with what is at the place that DPFLOW_LEDGER_WITNESS names
+        as far as it is in reach.
+        """
         with self._begin_reading() as state:
-            return witnesses.list_states(state)
+            keys = witnesses.list_keys(state)
+        name, newest = os.environ.get("DPFLOW_LEDGER_WITNESS"), dict[str, StoredCheckpoint]()
+        if name and keys:
+            with contextlib.suppress(LedgerUnavailable, LedgerCorrupt):
+                newest = read_newest(open_place(name), self._anchor.ledger_id, lambda _: keys)
+        with self._begin_reading() as state:
+            return witnesses.list_states(state, newest)
 
     def has_recovered(self) -> bool:
         """Whether entries were lost and an owner went on: sums may leave out what these charged."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Request
@@ -38,12 +39,14 @@ class Decision(BaseModel):
     Attributes:
         key: verifier key of the person who signs.
         signature: of the text that this decision has behind the newest entry; "" asks for the text.
+        reason: why, for readers of the history.
     """
 
     model_config = ConfigDict(extra="forbid")
 
     key: Key
     signature: Annotated[str, Field(max_length=200)] = ""
+    reason: Annotated[str, Field(max_length=1000)] = ""
 
 
 class Terms(Decision):
@@ -145,10 +148,7 @@ class Decisions:
     def list_proposals(self, caller: Caller) -> list[Reply]:
         """The grants that wait."""
         _require_role(caller, "owner", "auditor")
-        return [
-            {"terms": one.terms.to_json(), "principal": one.principal, "seq": one.seq}
-            for one in self._ledger.proposals()
-        ]
+        return [asdict(one) | {"terms": one.terms.to_json()} for one in self._ledger.proposals()]
 
     def _require_person(self, key: str) -> None:
         """Raises `InvalidInput` for the key of the anchor that this process reads: it could sign by itself."""

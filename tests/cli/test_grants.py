@@ -97,7 +97,9 @@ def test_an_approver_sees_every_change(tiny: Tiny, run: Run, tmp_path: Path) -> 
     assert all(change in shown for change in changes)
 
 
-def test_a_scope_demands_a_witness(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+def test_a_scope_demands_a_witness(
+    tiny: Tiny, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The grant names key and number, and show says how far the witness is."""
     key = run("key", str(tmp_path / "nightly"), "--name", "nightly").strip()
     words = ["grant", "w", "--epsilon", "1", "--no-table", "--witness"]
@@ -105,12 +107,22 @@ def test_a_scope_demands_a_witness(tiny: Tiny, run: Run, tmp_path: Path) -> None
         run(*words, key)
     run(*words, key, "--witness-every", "5")
     seq = Ledger(tiny.ledger).history()[-1].seq
-    said = f"scope 'w': witness nightly is at entry {seq}, 0 of 5 charges came behind it"
+    said = f"scope 'w': for witness nightly, charges count from entry {seq}, and 0 of 5 came behind it\n"
     assert said in run("show")
     (tmp_path / "outside").mkdir()
     place = str(tmp_path / "outside")
     added = run("checkpoint", "--key", str(tmp_path / "nightly"), "--into", place)
     assert "000000000001.txt was added" in added
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", place)
+    assert said in run("show")  # it signed the entry of the grant
+    run("grant", "v", "--epsilon", "1", "--no-table", "--reason", "for the trial")
+    run("checkpoint", "--key", str(tmp_path / "nightly"), "--into", place)
+    # What verify compares with.
+    assert f"its newest checkpoint is of entry {seq + 1}, and" in run("show")
+    assert f"compared with the checkpoint of entry {seq + 1} by nightly" in run("verify")
+    assert "for the trial" in run("history", "--since", seq + 1)
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", str(tmp_path / "gone"))
+    assert said in run("show")
 
 
 def test_two_owners_agree_to_a_grant(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

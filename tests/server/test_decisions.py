@@ -375,6 +375,8 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another kind": lambda line: line.update(kind="resolve"),
     "another person": lambda line: line.update(principal="bob"),
     "an approval": lambda line: line["body"].update(proposal=4),
+    "another reason": lambda line: line["body"].update(reason="a gift"),
+    "no reason": lambda line: line["body"].pop("reason") and None,
     "more words": lambda line: line.update(more=1),
     "other spelling": lambda line: json.dumps(line),
     "no decision": lambda line: "[]",
@@ -400,6 +402,7 @@ def test_a_person_signs_nothing_else_than_was_decided(tmp_path: Path, lie: str) 
         with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match=said):
             patch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
             terms: Any = people | {"filter": "basic", "approvals": 2, "signer": ANN}
+            terms["reason"] = "the trial"
             RemoteLedger(service).grant("s", "2", "0", table=None, **terms)  # type: ignore[arg-type]
         assert any(decision["signature"] for decision in service.sent) == is_true
 

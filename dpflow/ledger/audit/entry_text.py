@@ -84,7 +84,7 @@ def _describe(entry: Entry) -> str:
             f"{amounts}, filter {rule.name}",
             explain_conditions(rule, body.get("approvals", 1)),
         ]
-        return "; ".join(filter(None, [*terms, f"{signed}{approved}"]))
+        return "; ".join(filter(None, [*terms, f"{signed}{approved}", body.get("reason")]))
     if entry.kind in ("reserve", "session"):
         request = stored_json(body["request"])
         task = f", task {body['dag_id']}.{body['task_id']}" if body["dag_id"] else ""
@@ -109,7 +109,9 @@ def _describe(entry: Entry) -> str:
             else "taking over no checkpoint"
         )
         seen = f"; the mark had seen entry {body['marked'][0]}" if body["marked"] else ""
-        return f"{body['reason']} ({source}{seen}; {counted(len(body['closed']), 'scope')} closed)"
+        return (
+            f"{body['reason']} ({source}{seen}; closed: {', '.join(body['closed']) or 'no scope'})"
+        )
     if entry.kind in ("resolve", "reanchor"):
         decision = body.get("decision")
         signed = "; signed" if body.get("signature") else ""

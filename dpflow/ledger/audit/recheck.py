@@ -40,7 +40,7 @@ from dpflow.ledger.books.grants import (
     may_follow,
     require_persons,
 )
-from dpflow.ledger.books.records import is_same_principal, is_visible, path_of
+from dpflow.ledger.books.records import checked_name, is_same_principal, is_visible, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.books.witnesses import signed_by, starts_anew
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
@@ -163,6 +163,8 @@ class Recheck:
         body.pop("signature", None)
         capacity, approvals = body.pop("capacity", None), body.pop("approvals", 1)
         body.pop("proposal", None)
+        if "reason" in body:
+            checked_name("a reason", body.pop("reason"), longest=1000)
         _, limits = _parse_filter(body["filter"])
         _require(capacity == [*astuple(limits)], "holds another capacity than it grants")
         _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")

@@ -6,7 +6,7 @@ import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 import sqlalchemy as sa
 
@@ -23,7 +23,7 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.core.contract.strict_models import check_flag
-from dpflow.errors import GrantConflict, InvalidInput
+from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt
 from dpflow.ledger.books import charges, witnesses
 from dpflow.ledger.books.records import (
     GrantProposal,
@@ -33,7 +33,8 @@ from dpflow.ledger.books.records import (
     is_same_principal,
     stored_json,
 )
-from dpflow.ledger.history.chain import Writer
+from dpflow.ledger.history.anchor import Anchor
+from dpflow.ledger.history.chain import Writer, find_fault
 from dpflow.ledger.history.checkpoint import (
     DecisionSigner,
     SentSignature,
@@ -77,70 +78,77 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
     )
 
 
+class GrantOptions(TypedDict, total=False):
+    """What `Ledger.grant` and `Ledger.quota` take alike, as keyword arguments. None keeps what an earlier grant said."""
+
+    filter: FilterName | None
+    tail_share: Amount | None
+    approvals: int | None
+    certified_by: Sequence[str] | None
+    signers: Sequence[str] | None
+    signer: DecisionSigner | None
+    witness: str | None
+    witness_every: int | None
+    reason: str
+
+
 @dataclass(frozen=True)
 class Terms:
-    """A grant's amounts before they meet what was granted earlier; None of ``name``, ``tail_share``,
-    ``certified_by``, ``period``, ``signers``, ``witness`` and ``witness_every`` keeps what an earlier grant said.
-    """
+    """A grant before it meets what was granted earlier: its amounts, and `GrantOptions` with a quota's period."""
 
-    name: FilterName | None
     epsilon: Fraction
     delta: Fraction
-    tail_share: Fraction | None
+    filter: FilterName | None = None
+    tail_share: Fraction | None = None
+    approvals: int | None = None
     certified_by: tuple[str, ...] | None = None
-    period: Period | Literal["never"] | None = None
     signers: tuple[str, ...] | None = None
+    signer: DecisionSigner | None = None
     witness: str | None = None
     witness_every: int | None = None
+    reason: str = ""
+    period: Period | Literal["never"] | None = None
 
     @classmethod
     def parse_terms(
         cls,
-        name: FilterName | None,
         epsilon: Amount,
         delta: Amount,
-        tail_share: Amount | None,
-        certified_by: Sequence[str] | None = None,
         period: Period | Literal["never"] | None = None,
-        signers: Sequence[str] | None = None,
-        witness: str | None = None,
-        witness_every: int | None = None,
+        **options: Unpack[GrantOptions],
     ) -> Terms:
         """Validated terms. Raises `InvalidAmount`, `InvalidDeclaration` or `InvalidInput`."""
-        share = None if tail_share is None else amounts.parse_exact("tail_share", tail_share)
-        certified_by, signers = _sort_keys(certified_by), _sort_keys(signers)
-        require_persons(signers or ())
+        values: dict[str, Any] = {**options}
+        if values.get("tail_share") is not None:
+            values["tail_share"] = amounts.parse_exact("tail_share", values["tail_share"])
+        values |= {name: _sort_keys(values.get(name)) for name in ("certified_by", "signers")}
+        sums = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
+        terms = cls(*sums, period=period, **values)
+        require_persons(terms.signers or ())
+        checked_name("a reason", terms.reason, empty=True, longest=1000)
+        if terms.approvals not in (None, 1, 2):
+            raise InvalidInput("a grant needs the approval of 1 or 2 principals; choose one")
         if period is not None and period not in (*PERIODS, "never"):
             choices = ", ".join(PERIODS)
             raise InvalidInput(
                 f"a quota refreshes each {choices}, or never; {str(period)[:40]!r} is none of these"
             )
-        if witness is not None:
-            parse_public_key(witness)
-            if not witness_every:
+        if terms.witness is not None:
+            parse_public_key(terms.witness)
+            terms = replace(terms, witness=terms.witness.strip())
+            if not terms.witness_every:
                 raise InvalidInput(
                     "say after how many charges the witness must have signed: --witness-every N"
                 )
-        sums = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
-        terms = cls(
-            name,
-            *sums,
-            share,
-            certified_by,
-            period,
-            signers,
-            witness and witness.strip(),
-            witness_every,
-        )
         # Built for its checks only: amounts that no filter can hold are refused before the turn.
         replace(terms, witness_every=None).build_filter(None)
         return terms
 
     def choose_filter(self, known: Filter | None, protects: str) -> Terms:
         """These terms with the filter that an earlier grant named, or the default, if they name none."""
-        name = self.name or (None if known is None else known.name)
+        name = self.filter or (None if known is None else known.name)
         return replace(
-            self, name=name or default_filter(self.delta, is_protected=protects != NOBODY)
+            self, filter=name or default_filter(self.delta, is_protected=protects != NOBODY)
         )
 
     def build_filter(self, known: Filter | None) -> Filter:
@@ -148,7 +156,7 @@ class Terms:
         share = self.tail_share
         if share is None and known is not None and known.order is not None:
             share = known.tail_delta / known.delta
-        name = self.name or default_filter(self.delta)
+        name = self.filter or default_filter(self.delta)
         built = make_filter(name, self.epsilon, self.delta, tail_share=share)
         return self.add_conditions(built, known)
 
@@ -191,6 +199,21 @@ def require_persons(signers: Sequence[str]) -> None:
         raise InvalidInput("two signers have one key; name a key of its own for each person")
 
 
+@dataclass(frozen=True)
+class Decision:
+    """Who decides on a grant, with which key and why; of an approval, the entry that proposed it."""
+
+    principal: str
+    signer: DecisionSigner | None = None
+    reason: str = ""
+    proposal: int | None = None
+
+    @property
+    def by(self) -> str:
+        """The principal of its entry: the name of the key, if one signs."""
+        return self.principal if self.signer is None else self.signer.name
+
+
 def find_parent(state: LedgerState, scope: str) -> Scope | None:
     """The scope above a quota, None for a scope without a slash. Raises `GrantConflict` if it has
     no grant.
@@ -222,19 +245,14 @@ def store_grant(
     principal: str,
     *,
     may_bind: bool = False,
-    approvals: int | None = None,
-    signer: DecisionSigner | None = None,
 ) -> Scope | GrantProposal:
     """Store a grant, or propose it where two principals must agree. See `Ledger.grant`.
 
     Args:
         may_bind: the grant names a table: a scope that nothing was charged to may be bound to it.
-        approvals: how many must agree to the next grant; None keeps what an earlier grant said.
-        signer: who signs it. A signature that was sent is of a key that the ledger names already: one that
-            only the grant itself names is nobody's so far.
+        terms: a signature that was sent is of a key that the ledger names already: one that only the grant itself
+            names is nobody's so far.
     """
-    if approvals not in (None, 1, 2):
-        raise InvalidInput("a grant needs the approval of 1 or 2 principals; choose one")
     state, binding = writer.state, (protects, blocks)
     before, parent = charges.find_scope(state, scope), find_parent(state, scope)
     used = charges.list_costs(state, scope)
@@ -252,7 +270,7 @@ def store_grant(
                 f"(--table FILE)"
             )
     # The sums so far were made by one filter's rule and mean nothing under another.
-    if before is not None and before.filter.name != terms.name:
+    if before is not None and before.filter.name != terms.filter:
         raise GrantConflict(
             f"scope {scope!r} uses the {before.filter.name} filter; its filter cannot be changed"
         )
@@ -267,13 +285,16 @@ def store_grant(
             )
     else:
         filter = terms.build_filter(None if before is None else before.filter)
-    granted = Scope(scope, filter, protects, blocks, approvals=approvals or stays)
+    granted = Scope(scope, filter, protects, blocks, approvals=terms.approvals or stays)
     _require_covers(granted, used, writer.day)
-    named = () if isinstance(signer, SentSignature) else filter.signers
+    signer, named = terms.signer, filter.signers
+    if isinstance(signer, SentSignature):
+        named = ()
     trusted = require_signer(state, replace(granted, filter=replace(filter, signers=named)), signer)
+    decision = Decision(principal, signer, terms.reason)
     if 2 in (stays, granted.approvals):
-        return _propose(writer, granted, principal, signer, trusted)
-    _put_in_effect(writer, granted, principal, binds, None, signer)
+        return _propose(writer, granted, decision, trusted)
+    _put_in_effect(writer, granted, decision, binds)
     return granted
 
 
@@ -324,23 +345,21 @@ def require_signer(
 def _put_in_effect(
     writer: Writer,
     granted: Scope,
-    principal: str,
+    decision: Decision,
     binds: bool,
-    proposal: int | None = None,
-    signer: DecisionSigner | None = None,
 ) -> None:
     """Write a grant, and bind the quotas below it to its table if it was bound to another."""
-    _write_scope(writer, granted, principal, proposal, signer)
+    _write_scope(writer, granted, decision)
     # Whatever a quota pays, the scope above it pays too: nothing was charged to these either.
     for quota in charges.all_scopes(writer.state) if binds else ():
         if quota.scope.startswith(granted.scope + "/"):
-            if quota.approvals > 1 or signer is not None or quota.filter.signers:
+            if quota.approvals > 1 or decision.signer is not None or quota.filter.signers:
                 raise GrantConflict(
                     f"quota {quota.scope!r} would be bound to another table, too, which takes approvals or a signature of its "
                     f"own; name the table before there are quotas"
                 )
             quota = replace(quota, protects=granted.protects, blocks=granted.blocks, closed=False)
-            _write_scope(writer, quota, principal)
+            _write_scope(writer, quota, replace(decision, proposal=None))
 
 
 def _columns_of(granted: Scope) -> dict[str, Any]:
@@ -356,20 +375,20 @@ def _add_entry(
     writer: Writer,
     kind: str,
     granted: Scope,
-    principal: str,
-    proposal: int | None = None,
-    signer: DecisionSigner | None = None,
+    decision: Decision,
 ) -> None:
     body = _columns_of(granted)
     if body["approvals"] == 1:
         del body["approvals"]
     # In whole units: an auditor then needs no formula for what a grant holds.
     body["capacity"] = list(astuple(granted.capacity))
-    if proposal is not None:
-        body["proposal"] = proposal
-    if signer is not None:
-        principal, body = signer.name, sign_decision(writer, kind, granted.scope, body, signer)
-    writer.add_entry(kind, granted.scope, "", principal, body)
+    if decision.proposal is not None:
+        body["proposal"] = decision.proposal
+    if decision.reason:
+        body["reason"] = decision.reason
+    if decision.signer is not None:
+        body = sign_decision(writer, kind, granted.scope, body, decision.signer)
+    writer.add_entry(kind, granted.scope, "", decision.by, body)
 
 
 def sign_decision(
@@ -385,20 +404,14 @@ def sign_decision(
     return {**body, "signature": signer.sign_line(text)}
 
 
-def _write_scope(
-    writer: Writer,
-    granted: Scope,
-    principal: str,
-    proposal: int | None = None,
-    signer: DecisionSigner | None = None,
-) -> None:
+def _write_scope(writer: Writer, granted: Scope, decision: Decision) -> None:
     """Write a scope's row and its entry in the history."""
     row = _columns_of(granted) | {"closed": 0, "seq": writer.next_seq}
     before = writer.state.find(schema.scope, name=granted.scope)
     writer.state.put(schema.scope, {"name": granted.scope}, **row)
     former = None if before is None else charges.read_scope(before).filter
     witnesses.watch_scope(writer.state, granted.scope, former, granted.filter, row["seq"])
-    _add_entry(writer, "grant", granted, principal, proposal, signer)
+    _add_entry(writer, "grant", granted, decision)
 
 
 # --- second approvals -----------------------------------------------------------------------------
@@ -407,32 +420,42 @@ def _write_scope(
 def _propose(
     writer: Writer,
     granted: Scope,
-    principal: str,
-    signer: DecisionSigner | None,
+    decision: Decision,
     trusted: Sequence[str],
 ) -> GrantProposal:
     """Write down a grant that waits; it takes the place of an earlier one, unless that is the
-    same and signed by who may sign now.
+    same, for the same reason, and signed by who may sign now.
     """
-    state, principal = writer.state, principal if signer is None else signer.name
+    state = writer.state
     earlier = state.find(schema.proposal, scope=granted.scope)
-    row = _columns_of(granted) | {"principal": principal}
+    row = _columns_of(granted) | {"principal": decision.by}
     if earlier is not None:
         waits = earlier.seq > _seq_of(state, granted.scope)
         same = waits and row.items() <= earlier._asdict().items()
         if same and _is_still_signed(state, earlier.seq, trusted):
-            return _read_proposal(earlier)
-    proposal = GrantProposal(granted, principal, writer.next_seq)
+            proposal = _read_proposal(state, earlier)
+            if proposal.reason == decision.reason:
+                return proposal
+    proposal = GrantProposal(granted, decision.by, writer.next_seq, decision.reason)
     row["seq"] = proposal.seq
     state.put(schema.proposal, {"scope": granted.scope}, **row)
-    _add_entry(writer, "propose", granted, principal, signer=signer)
+    _add_entry(writer, "propose", granted, decision)
     return proposal
 
 
 def _is_still_signed(state: LedgerState, seq: int, trusted: Sequence[str]) -> bool:
     """Whether one who may sign now signed the proposal of an entry; true where nobody must."""
-    (proposed,) = state.transaction.rows(_PROPOSED, seq=seq)
+    proposed = _get_proposed(state, seq)
     return not trusted or is_signed(proposed, stored_json(proposed.body), trusted)
+
+
+def _get_proposed(state: LedgerState, seq: int) -> Any:
+    entry = state.transaction.first(_PROPOSED, seq=seq)
+    if entry is None:
+        raise LedgerCorrupt(
+            f"entry {seq}, which proposed a grant, is gone; run dpflow ledger verify"
+        )
+    return entry
 
 
 def _seq_of(state: LedgerState, scope: str) -> int:
@@ -441,15 +464,21 @@ def _seq_of(state: LedgerState, scope: str) -> int:
     return 0 if row is None else int(row.seq)
 
 
-def _read_proposal(row: Any) -> GrantProposal:
+def _read_proposal(state: LedgerState, row: Any, anchor: Anchor | None = None) -> GrantProposal:
     filter = Filter.from_json(stored_json(row.filter))
     terms = Scope(row.scope, filter, row.protects, bool(row.blocks), approvals=row.approvals)
-    return GrantProposal(terms, row.principal, row.seq)
+    proposed = _get_proposed(state, row.seq)
+    if anchor is not None and (fault := find_fault(anchor, proposed)):
+        raise LedgerCorrupt(f"{fault}; run dpflow ledger verify")
+    reason = stored_json(proposed.body).get("reason", "")
+    return GrantProposal(terms, row.principal, row.seq, reason)
 
 
-def list_proposals(state: LedgerState) -> list[GrantProposal]:
-    """All grants that wait, the oldest first; one that was deleted by hand is not missed."""
-    return [_read_proposal(row) for row in _waiting_rows(state)]
+def list_proposals(state: LedgerState, anchor: Anchor | None = None) -> list[GrantProposal]:
+    """All grants that wait, the oldest first; one that was deleted by hand is not missed. Their reasons are proved
+    with an anchor: raises `LedgerCorrupt`.
+    """
+    return [_read_proposal(state, row, anchor) for row in _waiting_rows(state)]
 
 
 def _waiting_rows(state: LedgerState) -> list[Any]:
@@ -457,28 +486,28 @@ def _waiting_rows(state: LedgerState) -> list[Any]:
     return [row for row in rows if row.seq > _seq_of(state, row.scope)]
 
 
-def end_proposals(state: LedgerState) -> None:
-    """Have no grant wait any more: entries were lost that may have changed who may sign or approve it."""
-    for row in _waiting_rows(state):
-        state.update(schema.proposal, row, seq=0)
-
-
 def approve_proposal(
-    writer: Writer, scope: str, seq: int, principal: str, signer: DecisionSigner | None
+    writer: Writer,
+    scope: str,
+    seq: int,
+    principal: str,
+    signer: DecisionSigner | None,
+    reason: str = "",
 ) -> Scope:
     """Put a proposed grant into effect. See `Ledger.approve`."""
-    state, principal = writer.state, principal if signer is None else signer.name
+    checked_name("a reason", reason, empty=True, longest=1000)
+    state, decision = writer.state, Decision(principal, signer, reason, seq)
     row = state.find(schema.proposal, scope=scope)
     if row is None or row.seq != seq or row.seq <= _seq_of(state, scope):
         raise InvalidInput(
             f"no grant that entry {seq} proposed waits for scope {scope!r}; dpflow ledger proposals lists those that do"
         )
-    if is_same_principal(row.principal, principal):
+    if is_same_principal(row.principal, decision.by):
         raise InvalidInput(
-            f"{principal} proposed this grant, and somebody else approves it; have a second owner run: "
+            f"{decision.by} proposed this grant, and somebody else approves it; have a second owner run: "
             f"dpflow ledger approve {scope} {seq}"
         )
-    granted = _read_proposal(row).terms
+    granted = _read_proposal(state, row).terms
     # Both signatures are of keys that may sign now, each of one person: whoever left the list since,
     # or has another key or name there, does not count as the second.
     if not _is_still_signed(state, seq, require_signer(state, granted, signer)):
@@ -501,7 +530,7 @@ def approve_proposal(
             f"scope {scope!r} has changed since entry {seq} proposed this grant; propose it again"
         )
     _require_covers(granted, used, writer.day)
-    _put_in_effect(writer, granted, principal, binds, seq, signer)
+    _put_in_effect(writer, granted, decision, binds)
     return granted
 
 

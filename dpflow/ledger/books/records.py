@@ -401,6 +401,7 @@ class GrantProposal:
     principal: str
     #: Of the entry that proposed it; whoever approves names it.
     seq: int
+    reason: str = ""
 
 
 def _used_part(amount: int, limit: int) -> Fraction:

@@ -50,8 +50,10 @@ class WitnessState:
     Attributes:
         scope: the scope that demands it.
         witness: its name.
-        size: the last entry that its newest checkpoint covers; before there is one, the entry of the grant.
+        size: the last entry of its checkpoint that charges are counted from; before there is one, the entry of the grant.
         charges: how many came behind that entry, of ``every`` that may.
+        newest: the last entry of its newest checkpoint at the place that DPFLOW_LEDGER_WITNESS names, which `Ledger.verify`
+            compares with; 0 if none was read.
     """
 
     scope: str
@@ -59,11 +61,13 @@ class WitnessState:
     size: int
     charges: int
     every: int
+    newest: int = 0
 
     def __str__(self) -> str:
+        ahead = f"; its newest checkpoint is of entry {self.newest}, and the next charge that needs it counts from there"
         return (
-            f"scope {self.scope!r}: witness {self.witness} is at entry {self.size}, {self.charges} of {self.every} charges "
-            f"came behind it"
+            f"scope {self.scope!r}: for witness {self.witness}, charges count from entry {self.size}, and {self.charges} of "
+            f"{self.every} came behind it{ahead if self.newest > self.size else ''}"
         )
 
 
@@ -112,10 +116,20 @@ def count_charges(state: LedgerState, bill: Sequence[Charge], counted: Counter[s
         counted[scope.scope] += 1
 
 
-def list_states(state: LedgerState) -> list[WitnessState]:
-    """How far the witness of each scope is that demands one."""
+def list_states(state: LedgerState, newest: Mapping[str, StoredCheckpoint]) -> list[WitnessState]:
+    """How far the witness of each scope is that demands one.
+
+    Args:
+        newest: the newest checkpoints at its place, by verifier key.
+    """
     return [
-        _read_state(scope, demand, _find_row(state, scope)) for scope, demand in _demanding(state)
+        _read_state(
+            scope,
+            demand,
+            _find_row(state, scope),
+            newest[demand.key].point.size if demand.key in newest else 0,
+        )
+        for scope, demand in _demanding(state)
     ]
 
 
@@ -239,6 +253,6 @@ def _find_row(state: LedgerState, scope: Scope) -> Any:
     return row
 
 
-def _read_state(scope: Scope, demand: WitnessDemand, row: Any) -> WitnessState:
+def _read_state(scope: Scope, demand: WitnessDemand, row: Any, newest: int = 0) -> WitnessState:
     name, _ = parse_public_key(demand.key)
-    return WitnessState(scope.scope, name, row.size, row.charges, demand.every)
+    return WitnessState(scope.scope, name, row.size, row.charges, demand.every, newest)

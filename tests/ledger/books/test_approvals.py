@@ -195,8 +195,8 @@ def _approve_as_is(ledger: Ledger, seq: int, principal: str, epsilon: Any = None
         terms = ledger.scope("s")
         if epsilon is None:
             row = writer.state.find(grants.schema.proposal, scope="s")
-            terms = grants._read_proposal(row).terms
-        grants._put_in_effect(writer, terms, principal, False, seq)
+            terms = grants._read_proposal(writer.state, row).terms
+        grants._put_in_effect(writer, terms, grants.Decision(principal, proposal=seq), False)
 
 
 def grant_alone(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from fractions import Fraction
+from types import SimpleNamespace
 
 import pytest
 from audit_program import export_text, run_audit
 
 from dpflow.core.accounting.events import Pure
-from dpflow.errors import GrantConflict, InvalidInput, SignatureRequired
+from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt, SignatureRequired
 from dpflow.ledger import ReleaseKey, budgets
+from dpflow.ledger.audit.entry_text import explain_entry
 from dpflow.ledger.books import grants
 from dpflow.ledger.history import chain, checkpoint
 from dpflow.ledger.history.checkpoint import SentSignature, Signer
@@ -35,6 +38,57 @@ def test_a_signed_grant_names_who_signed(signed, tmp_path):
     report = signed.verify()
     assert report.ok and report.self_declared == ()
     assert run_audit(export_text(signed), tmp_path).returncode == 0
+
+
+def test_a_reason_is_signed_and_told(signed, tmp_path):
+    """Grant, proposal and approval each say why, also to who reads without dpflow; in no table, and without one nothing is
+    written of it. Another reason under the same signature is found.
+    """
+    assert "reason" not in signed.history()[0].body
+    signed.grant("s", 2, 0, signer=ANN, reason="the trial goes on", approvals=2, **TERMS)
+    signed.grant("s", 2, 0, signer=ANN, reason="the trial goes on", approvals=2, **TERMS)
+    (proposal,) = signed.proposals()
+    assert (proposal.reason, signed.history()[-1].seq) == ("the trial goes on", proposal.seq)
+    signed.grant("s", 2, 0, signer=ANN, reason="for a year", approvals=2, **TERMS)
+    (proposal,) = signed.proposals()
+    assert proposal.reason == "for a year"
+    signed.approve("s", proposal.seq, principal="x", signer=BOB, reason="agreed on Monday")
+    assert [e.body.get("reason") for e in signed.history()[-2:]] == [
+        "for a year",
+        "agreed on Monday",
+    ]
+    assert "agreed on Monday" in explain_entry(signed.history()[-1])
+    assert signed.statement("s").lines[-1].name == "agreed on Monday"
+    assert "<td>agreed on Monday</td>" in signed.report("s")[0]
+    assert signed.verify().ok
+    audited = run_audit(export_text(signed), tmp_path)
+    assert audited.returncode == 0 and "entry 4 says why: 'agreed on Monday'" in audited.stderr
+    entries = list(signed.history())
+    for wrong in ("agreed on Friday", ""):
+        body = entries[-1].body | {"reason": wrong}
+        forged = replace(entries[-1], body=body)
+        row = SimpleNamespace(**vars(forged) | {"previous": entries[-2].hash})
+        assert not grants.is_signed(row, body, KEYS)
+    row.body = entries[-1].body
+    assert grants.is_signed(row, row.body, KEYS)
+    for wrong in ("a" * 1001, "two\nlines"):
+        with pytest.raises(InvalidInput, match="a reason must be"):
+            signed.grant("s", 2, 0, signer=ANN, reason=wrong, **TERMS)
+        with pytest.raises(InvalidInput, match="a reason must be"):
+            signed.approve("s", 4, principal="x", signer=BOB, reason=wrong)
+
+
+def test_the_reason_of_a_proposal_is_proved(place):
+    """Whoever approves is shown no reason that somebody wrote into the file afterwards."""
+    ledger = place.open()
+    ledger.grant("s", 1, 0, approvals=2, reason="the trial", **TERMS)
+    ledger.grant("t", 1, 0, **TERMS)
+    assert [p.reason for p in ledger.proposals()] == ["the trial"]
+    place.sql(
+        "UPDATE dpflow_entry SET body = replace(body, 'the trial', 'a good one') WHERE seq = 1"
+    )
+    with pytest.raises(LedgerCorrupt, match="entry 1 was changed"):
+        ledger.proposals()
 
 
 def test_the_ledger_stores_who_may(signed):

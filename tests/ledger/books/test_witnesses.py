@@ -46,7 +46,7 @@ def test_a_charge_waits_for_the_witness(watched, keep, ask, tmp_path):
     for number in range(3):
         ask.reserve(watched, f"d{number}")
     with pytest.raises(
-        WitnessBehind, match="witness nightly is at entry 1, 3 of 3 charges"
+        WitnessBehind, match="for witness nightly, charges count from entry 1, and 3 of 3"
     ) as late:
         ask.reserve(watched, "d3")
     assert late.value.retryable
