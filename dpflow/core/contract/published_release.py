@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from dpflow.core.contract.result_fields import list_row_fields, utc_time
+from dpflow.core.contract.result_fields import FIELDS, list_row_fields, utc_time
 from dpflow.core.contract.results import Result, Row
 
 #: The end of a run's name: START/END of its interval, or its one date, which is captured. For Python and for DuckDB.
@@ -75,3 +75,10 @@ class PublishedRelease:
             "released_at": utc_time(self.released_at),
             "protects": self.protects or None,
         }
+
+    def list_rows(self) -> list[tuple[Any, ...]]:
+        """Its rows as a published table has them, by `FIELDS`."""
+        columns = self.list_columns()
+        size = len(columns["group_key"])
+        values = [columns[name] for name in FIELDS]
+        return [*zip(*(v if isinstance(v, list) else [v] * size for v in values), strict=True)]

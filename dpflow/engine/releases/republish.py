@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from dpflow.errors import DpflowError
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables import PublishedRelease, publish, published_ids
 from dpflow.tables.access.declarations import load_table
-from dpflow.tables.public.publish import withdraw_totals
+from dpflow.tables.public.publish import digest_rows, withdraw_totals
 
 #: Finds `Table.largest_text` of a table's declaration of now by its name; None where there is no declaration.
 FindLargest = Callable[[str], str | None]
@@ -64,6 +65,21 @@ def list_withdrawn(settled: Sequence[ReleaseRecord], largest: FindLargest) -> li
         and largest(_table_of(record)) is not None
         and _read_result(record, largest).totals is None
     ]
+
+
+def digest_settled(ledger: Ledger, stored: ReleaseRecord) -> set[str]:
+    """What `digest_published` may say of a settled release: with its total intervals, and with these withdrawn. Nothing of one
+    whose synthetic rows are in a table of their own.
+    """
+    release, whole = read_settled(ledger, stored), Result.from_json(stored.result or {"rows": []})
+    return (
+        set()
+        if whole.synthetic is not None
+        else {
+            digest_rows(replace(release, result=result).list_rows())
+            for result in (whole, replace(whole, totals=None))
+        }
+    )
 
 
 def _read_result(stored: ReleaseRecord, largest: FindLargest) -> Result:

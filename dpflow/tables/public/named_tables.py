@@ -300,15 +300,7 @@ def list_answers(connection: duckdb.DuckDBPyConnection, but: str = "") -> list[s
 
 def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswer | None:
     """An answer by the name of one of its two views, in any case; None where dpflow published none."""
-    # Of both tables: a view in the place of one could read any file.
-    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ?"
-    latest = view[: -len("_latest")] if view.lower().endswith("_latest") else view
-    tables = {
-        str(name).casefold(): str(name) for (name,) in connection.execute(query, [_ROWS]).fetchall()
-    }
-    stored = {name: own for name, own in tables.items() if f"{name} runs" in tables}
-    # The longer name first: an answer may be called so.
-    name = stored.get(view.casefold(), stored.get(latest.casefold()))
+    name = _find_name(connection, view)
     if name is None:
         return None
     rows, runs = _name_tables(name)
@@ -328,12 +320,29 @@ def find_answer(connection: duckdb.DuckDBPyConnection, view: str) -> StoredAnswe
     return StoredAnswer(columns, source, list(map(min, zip(*listed))) or [0] * len(own), chosen)
 
 
+def strip_latest(view: str) -> str:
+    """The name of the whole table or answer that a view shows the latest of."""
+    return view[: -len("_latest")] if view.lower().endswith("_latest") else view
+
+
+def _find_name(connection: duckdb.DuckDBPyConnection, view: str) -> str | None:
+    """The name of the answer that one of its two views shows."""
+    # Of both tables: a view in the place of one could read any file.
+    query = "SELECT table_name FROM duckdb_tables() WHERE schema_name = ?"
+    tables = {
+        str(name).casefold(): str(name) for (name,) in connection.execute(query, [_ROWS]).fetchall()
+    }
+    stored = {name: own for name, own in tables.items() if f"{name} runs" in tables}
+    # The longer name first: an answer may be called so.
+    return stored.get(view.casefold(), stored.get(strip_latest(view).casefold()))
+
+
 def answer_ids(connection: duckdb.DuckDBPyConnection, view: str) -> set[str] | None:
-    """Ids of the releases behind the answers of a view; None where dpflow published none of this name."""
-    answer = find_answer(connection, view)
-    if answer is None:
+    """Ids of the releases behind all answers of a view's name; None where dpflow published none of this name."""
+    name = _find_name(connection, view)
+    if name is None:
         return None
-    query = f"SELECT DISTINCT unnest(string_split(releases, ',')) FROM {answer.source}"
+    query = f"SELECT DISTINCT unnest(string_split(releases, ',')) FROM {_name_tables(name)[1]}"
     return {str(release_id) for (release_id,) in connection.execute(query).fetchall() if release_id}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import hashlib
+import itertools
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from dpflow.core.contract.results import Synthetic
 from dpflow.errors import TableError
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
-from dpflow.tables.public.named_tables import answer_ids
+from dpflow.tables.public.named_tables import answer_ids, strip_latest
 from dpflow.tables.public.public_file import read_file, write_file
 
 _REQUIRED = {
@@ -97,23 +99,54 @@ _VIEW = "SELECT 1 FROM duckdb_views() WHERE schema_name = current_schema() AND N
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
-    """Ids of the releases in a published table or behind named answers; none if file or table are missing. Raises like
-    `publish`.
+    """Ids of the releases in a published table or behind named answers; none if file or table are missing. ``NAME_latest`` is
+    the whole of NAME. Raises like `publish`.
     """
 
     def read(connection: duckdb.DuckDBPyConnection) -> set[str]:
-        if not has_table(connection, table):
-            if (found := answer_ids(connection, table)) is not None:
-                return found
-            if connection.execute(_VIEW, [table]).fetchone():
-                raise TableError(
-                    f"{table} is a view whose rows name no release; name a table that dpflow publish writes, or a named answer"
-                )
-            return set()
-        query = f"SELECT DISTINCT release_id FROM {sql.quote_name(table)}"
+        if (name := _find_table(connection, table)) is None:
+            return _list_answers(connection, table)
+        query = f"SELECT DISTINCT release_id FROM {sql.quote_name(name)}"
         return {str(release_id) for (release_id,) in connection.execute(query).fetchall()}
 
     return read_file(database, deadline, read) if database.exists() else set()
+
+
+def digest_published(database: Path, table: str, *, deadline: float = 30.0) -> dict[str, str]:
+    """As `published_ids`, with the `digest_rows` of each release's rows; "" behind named answers, whose numbers were computed
+    from those of releases.
+    """
+
+    def read(connection: duckdb.DuckDBPyConnection) -> dict[str, str]:
+        if (name := _find_table(connection, table)) is None:
+            return dict.fromkeys(_list_answers(connection, table), "")
+        query = f"SELECT {', '.join(FIELDS)} FROM {sql.quote_name(name)} ORDER BY release_id"
+        rows = connection.execute(query)
+        streamed = itertools.chain.from_iterable(iter(lambda: rows.fetchmany(10_000), []))
+        groups = itertools.groupby(streamed, lambda row: str(row[0]))
+        return {release_id: digest_rows(group) for release_id, group in groups}
+
+    return read_file(database, deadline, read) if database.exists() else {}
+
+
+def digest_rows(rows: Iterable[tuple[Any, ...]]) -> str:
+    """A digest of rows of `FIELDS`, in whatever order."""
+    return hashlib.sha256("\n".join(sorted(map(repr, rows))).encode()).hexdigest()
+
+
+def _find_table(connection: duckdb.DuckDBPyConnection, name: str) -> str | None:
+    """The published table of a name, or the one that it names the latest of."""
+    # A view is not read: it could read any file.
+    return next((n for n in (name, strip_latest(name)) if has_table(connection, n)), None)
+
+
+def _list_answers(connection: duckdb.DuckDBPyConnection, name: str) -> set[str]:
+    found = answer_ids(connection, name)
+    if found is None and connection.execute(_VIEW, [name]).fetchone():
+        raise TableError(
+            f"{name} is a view whose rows name no release; name a table that dpflow publish writes, or a named answer"
+        )
+    return found or set()
 
 
 def has_table(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
