@@ -28,9 +28,9 @@ from dpflow.cli.console import (
     show_json,
     show_table,
     spreadsheet_cells,
-    write_page,
 )
-from dpflow.cli.grants import ScopeArgument, SignOption
+from dpflow.cli.grants import SignOption
+from dpflow.cli.statement import NewOnlyOption, SinceOption, UntilOption
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.accounting.amounts import short_text as short
 from dpflow.counted import counted
@@ -61,20 +61,6 @@ app.command("key")(checkpoints.make_key)
 app.command("recover")(checkpoints.recover)
 
 ScopeFilter = Annotated[str | None, typer.Argument(help="One scope; all if left out.")]
-SinceOption = Annotated[
-    str | None,
-    typer.Option(
-        help="From an entry's number on, or from a date or time, such as 2026-01-31; UTC without a zone."
-    ),
-]
-
-NewOnlyOption = Annotated[
-    bool,
-    typer.Option(
-        "--new-only",
-        help="Trust the checkpoint, the earliest if there are several, and check what came after it.",
-    ),
-]
 
 
 @app.command("show")
@@ -137,6 +123,12 @@ def odometer(
         )
     if any(row["block"] == "*" for row in rows):
         print("block * is a unit with rows in every block used so far")
+    if any(s.filter.order is not None for s in scopes):
+        whole = "the grant's delta" if delta is None else f"delta {delta}"
+        print(
+            f"Renyi divergence is converted at all that is left of {whole}, by a statement at the grant's tail delta: two "
+            f"guarantees of one loss"
+        )
 
 
 @app.command()
@@ -145,6 +137,7 @@ def history(
         str | None, typer.Option(help="Only this scope and the quotas below it.")
     ] = None,
     since: SinceOption = None,
+    until: UntilOption = None,
     principal: Annotated[str | None, typer.Option(help="Only what this principal did.")] = None,
     kind: Annotated[
         list[str] | None,
@@ -168,8 +161,10 @@ def history(
     if limit is None and form == "table":
         limit = 50
     entries: Iterable[Entry]
+    end = None if until is None else read_point("until", until)
+    is_chosen = bool(kind or until)
     if service := find_service(ledger):
-        most = sys.maxsize if kind or limit is None else limit
+        most = sys.maxsize if is_chosen or limit is None else limit
         found = service.history(scope, since=since, principal=principal, limit=most)
         entries = [Entry(**entry) for entry in found]
         _require_known(entries, kind or (), None)  # it tells its callers of nobody else
@@ -178,10 +173,12 @@ def history(
         statement.require_reached(book, first)
         _require_known(book.stream_history(), kind or (), principal)
         entries = book.stream_history(scope, since=first, principal=principal)
-        if limit is not None and not kind:
+        if limit is not None and not is_chosen:
             entries = book.history(scope, since=first, principal=principal, limit=limit)
-    if kind:
-        entries = deque((entry for entry in entries if entry.kind in kind), limit)
+    if is_chosen:
+        within = (e for e in entries if end is None or e.precedes(end))
+        entries = (e for e in within if not kind or e.kind in kind)
+        entries = entries if limit is None else deque(entries, limit)
     if form == "json":
         # An array, written as it comes: a history may not fit into memory.
         start = "["
@@ -210,6 +207,10 @@ def _require_known(entries: Iterable[Entry], kinds: Collection[str], principal: 
         return
     from dpflow.ledger.audit.recheck import RESERVED_KINDS
 
+    for verb in {*kinds} & {"approve", "quota"}:
+        raise InvalidInput(
+            f"no entry is of kind {verb}: dpflow ledger {verb} writes a grant; use --kind grant"
+        )
     missing, known, principals = {*kinds} - RESERVED_KINDS, {*RESERVED_KINDS}, set[str]()
     if not missing and principal is None:
         return
@@ -319,41 +320,6 @@ def export(
     with open_output(file) as stream:
         number = book.export(stream)
     print(f"{counted(number, 'entry', 'entries')} written to {file}")
-
-
-@app.command("report")
-def write_report(
-    scope: ScopeArgument,
-    file: Annotated[
-        Path | None, typer.Argument(help="The page to write; standard output if left out.")
-    ] = None,
-    since: SinceOption = None,
-    until: Annotated[
-        str | None, typer.Option(help="To before an entry's number, or before a date or time.")
-    ] = None,
-    checkpoint: Annotated[
-        list[Path] | None,
-        typer.Option(help="A checkpoint that the history should extend; may be repeated."),
-    ] = None,
-    new_only: NewOnlyOption = False,
-    key: KeysOption = None,
-    ledger: LedgerOption = None,
-) -> None:
-    """Verify everything, then write a page about a scope and a period: grants, spend by DAG and
-    principal, refusals, orphans, decisions of owners, checkpoints.
-    """
-    points, book = statement.read_points(since, until), open_ledger(ledger)
-    statement.require_reached(book, points["since"])
-    notes = [read_text(file) for file in checkpoint or ()]
-    if new_only and not notes:
-        raise InvalidInput("--new-only starts at a checkpoint; name it with --checkpoint FILE")
-    terms: Any = points | {"checkpoints": notes, "keys": key or (), "new_only": new_only}
-    page, checked = book.report(scope, **terms)
-    write_page(page, file, f"the report on {scope}")
-    for remark in [str(checked)] if not checked.ok else checked.remarks:
-        print(remark, file=sys.stderr)
-    if not checked.ok:
-        sys.exit(1)
 
 
 @app.command("import")

@@ -132,13 +132,14 @@ def _print_result(title: str, result: Result) -> None:
 
 def _list_releases(ledger: str | None, as_json: bool) -> None:
     releases = open_ledger(ledger).releases()
-    columns = ("id", "scope", "name", "question", "blocks", "state")
+    columns = ("id", "scope", "name", "question", "epsilon", "delta", "blocks", "state")
     rows = [
         (
             r.release_id,
             r.scope,
             r.request.get("name"),
             describe_question(r.request),
+            *(r.request.get(amount, "") for amount in ("epsilon", "delta")),
             r.blocks,
             r.state,
         )

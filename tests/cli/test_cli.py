@@ -116,10 +116,10 @@ def test_past_releases_are_listed_and_reprinted(tiny: Tiny) -> None:
     """`--list` and `--show` need neither the table nor budget."""
     paid = json.loads(dpflow(tiny, "release", tiny.file(), "--json").stdout)
     tiny.database.unlink()
-    assert (
-        json.loads(dpflow(tiny, "release", "--list", "--json").stdout)[0]["id"]
-        == paid["release_id"]
-    )
+    (listed,) = json.loads(dpflow(tiny, "release", "--list", "--json").stdout)
+    for column, field in (("id", "release_id"), ("epsilon", "epsilon"), ("delta", "delta")):
+        assert listed[column] == paid[field]
+    assert "epsilon" in dpflow(tiny, "release", "--list").stdout
     shown = json.loads(dpflow(tiny, "release", "--show", paid["release_id"], "--json").stdout)
     assert shown["rows"] == paid["rows"]
     again = dpflow(tiny, "release", "--show", paid["release_id"]).stdout

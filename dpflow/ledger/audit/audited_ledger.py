@@ -9,10 +9,9 @@ import datetime as dt
 import itertools
 import os
 from collections.abc import Generator, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
 import sqlalchemy as sa
 
@@ -40,6 +39,7 @@ from dpflow.ledger.storage.statements import Prepared, Transaction, match_column
 # Who only spends imports none of these modules.
 if TYPE_CHECKING:
     from dpflow.ledger.audit import recovery
+    from dpflow.ledger.audit.audit_page import AuditPage
     from dpflow.ledger.audit.failures import FailureReport
     from dpflow.ledger.audit.statement import Group, Statement
     from dpflow.ledger.audit.verification_report import VerificationReport, WitnessLook
@@ -56,6 +56,24 @@ _BACKWARD = Prepared(
 _SETTLED = Prepared(
     _FROM.where(match_columns(_E.kind, _E.release_id)).order_by(_E.seq).limit(sa.literal(1))
 )
+
+
+class StatementTerms(TypedDict, total=False):
+    """What a statement is of, as keyword arguments.
+
+    Attributes:
+        since, until: from this entry or time on, and before that one; no bound if None.
+        by: what totals are grouped by: ``dag``, ``principal`` or ``table``.
+        checkpoints: signed ones that the history should extend, and ``keys`` that may have signed them beside the owner's own.
+        new_only: verify as `AuditedLedger.verify` does with the earliest of them; a page says so.
+    """
+
+    since: Point | None
+    until: Point | None
+    by: Group
+    checkpoints: Sequence[str]
+    keys: Sequence[str]
+    new_only: bool
 
 
 class AuditedLedger(SealedDatabase):
@@ -138,79 +156,59 @@ class AuditedLedger(SealedDatabase):
             run = [row.dag_id, row.task_id, row.run_identity]
             return Settlement(dt.datetime.fromisoformat(entry.at), "/".join(filter(None, run)))
 
-    def statement(
+    def statement(self, scope: str, **terms: Unpack[StatementTerms]) -> Statement:
+        """Account statement of a scope: each release with its cost and what was left after it.
+
+        Args:
+            scope: a granted scope; what quotas below it paid is part of it.
+            terms: the fields of `StatementTerms`.
+
+        Raises:
+            UnknownName: nobody granted the scope.
+            LedgerCorrupt: the ledger does not verify, or does not extend a checkpoint.
+        """
+        page, checked = self._read_account(scope, **terms)
+        if checked.problems:
+            raise LedgerCorrupt(f"nothing is stated that does not verify: {checked.problems[0]}")
+        return page.make_statement()
+
+    def report(self, scope: str, **terms: Unpack[StatementTerms]) -> tuple[str, VerificationReport]:
+        """The statement as one HTML page for an auditor, with grants, spend, refusals, orphans and decisions of the period,
+        and whether the history extends checkpoints. Arguments and errors as of `statement`, but that a page of a history
+        that does not extend a checkpoint is written, and begins with NOT verified.
+
+        Returns: the page, and the verification that it states.
+        """
+        page, checked = self._read_account(scope, **terms)
+        return page.render_html(), checked
+
+    def _read_account(
         self,
         scope: str,
         *,
         since: Point | None = None,
         until: Point | None = None,
         by: Group = "dag",
-    ) -> Statement:
-        """Account statement of a scope: each release with its cost and what was left after it.
-
-        Args:
-            scope: a granted scope; what quotas below it paid is part of it.
-            since, until: from this entry or time on, and before that one; no bound if None.
-            by: what totals are grouped by: ``dag``, ``principal`` or ``table``.
-
-        Raises:
-            UnknownName: nobody granted the scope.
-            LedgerCorrupt: the ledger does not verify.
-        """
+        checkpoints: Sequence[str] = (),
+        keys: Sequence[str] = (),
+        new_only: bool = False,
+    ) -> tuple[AuditPage, VerificationReport]:
         with self._begin_reading() as state:
             charges.get_scope(state, scope)
-        checked = self.verify()
-        if checked.problems:
-            raise LedgerCorrupt(f"nothing is stated that does not verify: {checked.problems[0]}")
-        from dpflow.ledger.audit.statement import StatementReader
+        checked, answers, problems = self._verify(checkpoints, keys, new_only and bool(checkpoints))
+        if problems:
+            raise LedgerCorrupt(f"nothing is stated that does not verify: {problems[0]}")
+        from dpflow.ledger.audit.audit_page import AuditPage
 
-        reader = StatementReader(scope, since, until, by, comparison=checked.comparison)
-        reader.add_entries(itertools.islice(self.stream_history(), checked.entries))
-        stated = reader.make_statement()
-        return replace(stated, is_compared=not checked.gaps, remarks=checked.remarks)
+        page = AuditPage(scope, since, until, by, answers, checked)
+        # What was written since was not verified.
+        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
+        return page, checked
 
     def has_paid(self, run: str) -> bool:
         """Whether any instance of a task paid for a release in this run (`Slot.run`), whatever it was."""
         with self._begin_reading() as state:
             return bool(state.rows(schema.slot, run=run))
-
-    def report(
-        self,
-        scope: str,
-        *,
-        since: Point | None = None,
-        until: Point | None = None,
-        checkpoints: Sequence[str] = (),
-        keys: Sequence[str] = (),
-        new_only: bool = False,
-    ) -> tuple[str, VerificationReport]:
-        """One HTML page for an auditor: grants, spend, refusals, orphans and decisions of a scope in a
-        period, and whether the history extends checkpoints.
-
-        Args:
-            scope: a granted scope; the quotas below it are part of it.
-            since, until: from this entry or time on, and before that one; no bound if None.
-            checkpoints: signed ones, and ``keys`` that may have signed them beside the owner's own.
-            new_only: verify as `verify` does with the earliest of them; the page says so.
-
-        Returns: the page, and the verification that it states. A page of a history that does not extend a checkpoint begins
-            with NOT verified.
-
-        Raises:
-            UnknownName: nobody granted the scope.
-            LedgerCorrupt: the ledger does not verify, or no trusted key signed a checkpoint.
-        """
-        with self._begin_reading() as state:
-            charges.get_scope(state, scope)
-        checked, answers, problems = self._verify(checkpoints, keys, new_only and bool(checkpoints))
-        if problems:
-            raise LedgerCorrupt(f"nothing is reported that does not verify: {problems[0]}")
-        from dpflow.ledger.audit.audit_page import AuditPage
-
-        page = AuditPage(scope, since, until, answers, checked)
-        # What was written since was not verified.
-        page.add_entries(itertools.islice(self.stream_history(), checked.entries))
-        return page.render_html(), checked
 
     def _select_entries(
         self,

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from html import escape
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT
 from dpflow.core.accounting.periods import Period, select_current, strip_period
@@ -24,11 +24,9 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.core.contract.question_text import describe_question
 from dpflow.errors import InvalidAmount
-from dpflow.html_page import begin_page
 from dpflow.ledger.books.records import Entry, Point, Scope, path_of, stored_json
 
 Group = Literal["dag", "principal", "table"]
-_STYLE = "  th { border-bottom: 1px solid var(--line); }\n  td.n { text-align: right; }\n"
 _NOTHING_LEFT = "0"
 #: Who paid what lost entries had spent, as their checkpoint says.
 LOST = "lost entries"
@@ -78,13 +76,18 @@ class StatementLine:
 
 @dataclass(frozen=True)
 class StatementTotal:
-    """What a group of releases paid in the period, in the block that paid most of each amount."""
+    """What a group of releases paid in the period, in the block that paid most of each amount, and in all blocks together
+    (``sum_``): no unit with rows in every block lost more to it.
+    """
 
     group: str
     releases: int
     epsilon: str
     delta: str
     renyi: str
+    sum_epsilon: str
+    sum_delta: str
+    sum_renyi: str
 
 
 @dataclass(frozen=True)
@@ -99,6 +102,7 @@ class Statement:
         is_whole: false after a loss that closed the scope: what the lost entries charged is in no sum.
         is_compared: false where a witness is named, and its checkpoint could not be compared.
         remarks: what the verification warned of.
+        is_converted: whether the filter counts Renyi divergence.
     """
 
     scope: str
@@ -114,6 +118,7 @@ class Statement:
     is_whole: bool = True
     is_compared: bool = True
     remarks: tuple[str, ...] = ()
+    is_converted: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """JSON for programs; amounts are decimal texts."""
@@ -132,27 +137,14 @@ class Statement:
         bound, lost = (
             ("", "") if self.is_whole else ("at least ", " Lost entries may have charged more.")
         )
+        converted = (
+            " Renyi divergence is converted at the grant's tail delta, by dpflow ledger odometer at all that is left of its "
+            "delta: two guarantees of one loss."
+        )
         return (
             f"A unit with rows in all blocks has paid {bound}epsilon {self.unit_epsilon or 'without bound'}, delta "
-            f"{self.unit_delta or 'without bound'} in all.{lost} Verified to entry {self.newest[0]}; {self.comparison}."
-        )
-
-    def render_html(self) -> str:
-        """One page: every text escaped, nothing loaded from elsewhere."""
-        shown = [field.name for field in fields(StatementLine) if field.name != "release_id"]
-        lines = [[getattr(line, name) for name in shown] for line in self.lines]
-        totals = [[getattr(row, name.name) for name in fields(row)] for row in self.totals]
-        heads = [self.by, "releases", "epsilon", "delta", "renyi"]
-        return "".join(
-            [
-                begin_page(f"Statement of {self.scope}", width="90rem", style=_STYLE),
-                f"<p>From {escape(self.since)} to before {escape(self.until)}.</p>\n",
-                f"<p><b>{escape(self.summary)}</b> Hash {self.newest[1]}.</p>\n",
-                *(f"<p>{escape(remark)}</p>\n" for remark in self.remarks),
-                render_table([name.replace("_", " ") for name in shown], lines),
-                f"<h2>By {self.by}, in the block that paid most</h2>\n",
-                render_table(heads, totals),
-            ]
+            f"{self.unit_delta or 'without bound'} in all.{lost}{converted * self.is_converted} Verified to entry "
+            f"{self.newest[0]}; {self.comparison}."
         )
 
 
@@ -214,6 +206,17 @@ def read_newest(
     return PageStatement(tuple(shown), is_whole, len(lines[:limit]) - len(shown))
 
 
+def table_of_totals(
+    by: str, totals: Sequence[StatementTotal]
+) -> tuple[list[str], list[list[object]]]:
+    """Heads and rows of totals; sums over blocks where they are other than the largest block."""
+    names = [field.name for field in fields(StatementTotal)]
+    if all(astuple(total)[2:5] == astuple(total)[5:] for total in totals):
+        names = names[:5]
+    heads = [name.replace("sum_", "in all blocks: ") for name in names[1:]]
+    return [by, *heads], [[getattr(total, name) for name in names] for total in totals]
+
+
 def subtract_cost(larger: Cost, smaller: Cost) -> Cost:
     """A difference of sums; one that is saturated has forgotten how much it was."""
     pairs = zip(astuple(larger), astuple(smaller), strict=True)
@@ -235,16 +238,25 @@ class GroupSpend:
             paid[block] = paid.get(block, Cost()) + cost
 
     def by_block(self, group: str, period: Period | None) -> dict[str, Cost]:
-        """What a group paid in each block. Rows of a block are in each of its periods, whose accounts are added up."""
-        sums: dict[str, Cost] = {}
-        for account, cost in self.costs[group].items():
-            block = strip_period(period, account)
-            sums[block] = sums.get(block, Cost()) + cost
-        return sums
+        """What a group paid in each block."""
+        return sum_blocks(self.costs[group], period)
 
     def largest(self, group: str, period: Period | None) -> Cost:
         """The most that one block paid, of each amount: no unit of a block lost more."""
         return _largest_cost(self.by_block(group, period).values())
+
+    def total(self, group: str) -> Cost:
+        """What all blocks paid together."""
+        return sum(self.costs[group].values(), Cost())
+
+
+def sum_blocks(accounts: Mapping[str, Cost], period: Period | None) -> dict[str, Cost]:
+    """Sums by block. Rows of a block are in each of its periods, whose accounts are added up."""
+    sums: dict[str, Cost] = {}
+    for account, cost in accounts.items():
+        block = strip_period(period, account)
+        sums[block] = sums.get(block, Cost()) + cost
+    return sums
 
 
 class StatementReader:
@@ -273,7 +285,7 @@ class StatementReader:
         self._sums: dict[str, Cost] = dict(opening or {})
         self._total = sum(self._sums.values(), Cost())
         self._lines: list[dict[str, Any]] = []
-        self._spend = GroupSpend()
+        self._spends = {group: GroupSpend() for group in (*get_args(Group), "scope", "all")}
         self._states: dict[str, str] = {}
         self._newest = 0, ""
         self._is_closed, self._is_whole = False, True
@@ -282,24 +294,25 @@ class StatementReader:
         """All entries in their order."""
         for entry in entries:
             self._newest = entry.seq, entry.hash
-            if self._until is not None and not entry.precedes(self._until):
-                continue
-            within = self._since is None or not entry.precedes(self._since)
-            kind, body = entry.kind, entry.body
-            if kind == "grant" and entry.scope == self._scope:
-                self._filter = Filter.from_json(json.loads(body["filter"]))
-                self._is_closed = False
-                self._add_line(entry, "grant", Cost(), self._sums, within)
-            elif kind in ("reserve", "session") and self._scope in path_of(entry.scope):
-                self._add_charge(entry, within)
-            elif kind == "settle":
-                self._states[entry.release_id] = "settled"
-            elif kind in ("resolve", "answer"):
-                self._states[entry.release_id] = body["becomes"]
-            elif kind == "import":
-                self._states |= dict.fromkeys(body["closed"], "closed")
-            elif kind == "recover":
-                self._add_recovery(entry, within)
+            if self._until is None or entry.precedes(self._until):
+                self._add_entry(entry, self._since is None or not entry.precedes(self._since))
+
+    def _add_entry(self, entry: Entry, within: bool) -> None:
+        kind, body = entry.kind, entry.body
+        if kind == "grant" and entry.scope == self._scope:
+            self._filter = Filter.from_json(json.loads(body["filter"]))
+            self._is_closed = False
+            self._add_line(entry, "grant", Cost(), self._sums, within)
+        elif kind in ("reserve", "session") and self._scope in path_of(entry.scope):
+            self._add_charge(entry, within)
+        elif kind == "settle":
+            self._states[entry.release_id] = "settled"
+        elif kind in ("resolve", "answer"):
+            self._states[entry.release_id] = body["becomes"]
+        elif kind == "import":
+            self._states |= dict.fromkeys(body["closed"], "closed")
+        elif kind == "recover":
+            self._add_recovery(entry, within)
 
     def _add_charge(self, entry: Entry, within: bool) -> None:
         paid = {b: Cost(*units) for at, b, *units in entry.body["charges"] if at == self._scope}
@@ -309,8 +322,8 @@ class StatementReader:
         self._states[entry.release_id] = "open" if entry.kind == "session" else "reserved"
         what = "session" if entry.kind == "session" else "release"
         self._add_line(entry, what, next(iter(paid.values())), paid, within)
-        if within:
-            self._spend.add(self._name_group(entry), paid.items())
+        for group, spend in self._spends.items() if within else ():
+            spend.add(_name_group(group, entry), paid.items())
 
     def _add_recovery(self, entry: Entry, within: bool) -> None:
         for release_id in entry.body["unsettled"]:
@@ -327,13 +340,8 @@ class StatementReader:
         self._total = sum(self._sums.values(), Cost())
         if taken or self._scope in entry.body["closed"]:
             self._add_line(entry, "recovery", Cost(), self._sums, within)
-            if within:
-                self._spend.add(LOST, lost.items(), releases=0)
-
-    def _name_group(self, entry: Entry) -> str:
-        if self._by == "dag":
-            return str(entry.body["dag_id"] or "outside Airflow")
-        return entry.principal if self._by == "principal" else _request(entry).get("table", "")
+            for group, spend in self._spends.items() if within else ():
+                spend.add("" if group == "all" else LOST, lost.items(), releases=0)
 
     def _add_line(
         self, entry: Entry, what: str, cost: Cost, blocks: Iterable[str], within: bool
@@ -386,16 +394,21 @@ class StatementReader:
         epsilon, delta = -(-proved.epsilon // EPSILON_UNIT), -(-proved.delta // DELTA_UNIT)
         return _decimal(int(epsilon), 12), _decimal(int(delta), 18)
 
+    @property
+    def _period(self) -> Period | None:
+        return None if self._filter is None else self._filter.period
+
+    def _list_totals(self, by: str) -> Iterator[StatementTotal]:
+        spend = self._spends[by]
+        for group, count in sorted(spend.releases.items()):
+            largest, total = spend.largest(group, self._period), spend.total(group)
+            yield StatementTotal(group, count, *self._count(largest), *self._count(total))
+
     def make_statement(self) -> Statement:
         """What was read, as a statement."""
         lines = [
             StatementLine(**line, state=self._states.get(line["release_id"], ""))
             for line in self._lines
-        ]
-        period = None if self._filter is None else self._filter.period
-        totals = [
-            StatementTotal(group, count, *self._count(self._spend.largest(group, period)))
-            for group, count in sorted(self._spend.releases.items())
         ]
         return Statement(
             self._scope,
@@ -403,12 +416,21 @@ class StatementReader:
             point_text(self._until, "now"),
             self._by,
             tuple(lines),
-            tuple(totals),
+            tuple(self._list_totals(self._by)),
             *self._unit_total(),
             self._newest,
             self._comparison,
             is_whole=self._is_whole,
+            is_converted=self._filter is not None and self._filter.order is not None,
         )
+
+
+def _name_group(by: str, entry: Entry) -> str:
+    if by == "dag":
+        return str(entry.body["dag_id"] or "outside Airflow")
+    if by == "table":
+        return str(_request(entry).get("table") or "")
+    return {"principal": entry.principal, "scope": entry.scope}.get(by, "")
 
 
 def _request(entry: Entry) -> dict[str, Any]:
