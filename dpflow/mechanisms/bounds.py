@@ -15,7 +15,7 @@ that is (epsilon, delta)-DP, if its threshold is lower: where a unit reaches man
 Error: with probability 95 % no empty bin is taken, and with the same a bin of 2 t rows is: what the
 bounds leave out lies in bins with fewer, or is 2^128 and more. How many rows that is follows from the same noisy counts, at no
 cost: their sum over the bins outside, and with 95 % at most so many, whichever bounds were found
-(Chernoff's bound of a sum, over all pairs of bins and all keys). So a reader knows what share of the rows
+(the tail of a sum, over all pairs of bins and all keys). So a reader knows what share of the rows
 is clamped. Of a column with declared bounds the document limits what values exceed each power of two inside them by
 (``excess``), from which releases of sums take narrower ones (`dpflow.engine.releases.narrower_bounds`).
 Use: release it once, and name it in the ``bounds`` of other releases (`dpflow.engine.releases.released_bounds`), or copy

@@ -68,7 +68,8 @@ from dpflow.core.contract.results import (
 from dpflow.core.contract.sensitivity import RowSensitivity
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import FAILURE, Noise, laplace_noise
-from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts, sum_half_width
+from dpflow.core.toolbox.noise_sums import laplace_sum_half_width
+from dpflow.core.toolbox.noisy_tree import PrefixCounts, draw_prefix_counts
 from dpflow.core.toolbox.quantiles import draw_quantile
 from dpflow.core.toolbox.search_weights import DOUBLES, SearchWeights
 from dpflow.mechanisms.rank_params import Share, check_distinct
@@ -247,7 +248,7 @@ class Cdf(Mechanism[CdfParams]):
         scale = self._cell_noise(params, table, sizes.levels).scale
         branches = find_branches(sizes.cells, sizes.levels)
         terms = math.ceil(branches / sides) * sizes.levels
-        return sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))
+        return laplace_sum_half_width(terms, scale, FAILURE / (2 * sizes.cells))
 
     def _share_error(self, params: CdfParams, table: Table, sizes: Sizes, rows: int) -> float:
         """The half-width of a share below an edge at most, wherever the rows lie.

@@ -220,11 +220,11 @@ class _Runs:
         def write_width(source: Source, count: Any) -> Any:
             self._has_sums = True
             release, number = source
-            first = tables[release].numbers[number][0]
-            width = write_sum_width(first, together * (1 + bool(self._is_limited)), count)
+            numbers = tables[release].numbers[number]
+            width = write_sum_width(numbers, together * (1 + bool(self._is_limited)), count)
             if self._is_limited is None:
                 return width, width.copy()
-            below, above = write_shortfall(first, count)
+            below, above = write_shortfall(numbers[0], count)
             return exp.Add(this=width, expression=below), exp.Add(
                 this=width.copy(), expression=above
             )

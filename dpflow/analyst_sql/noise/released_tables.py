@@ -28,18 +28,15 @@ from dpflow.analyst_sql.parse.select_query import (
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
 from dpflow.analyst_sql.releases.query_parts import find_grouping
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
-from dpflow.core.accounting.events import DiscreteLaplace
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
 from dpflow.core.contract.totals import MeanTotal, TermTotal
-from dpflow.core.toolbox.noise import FAILURE, Noise
+from dpflow.core.toolbox.noise import FAILURE
+from dpflow.core.toolbox.noise_sums import list_sizes
 from dpflow.tables.public.query_process import RowTable
 
 _EPOCH = dt.datetime(1970, 1, 1)
 _MISSING = Number(None, lambda together: None)
-#: Rates at which Chernoff's bound is tried, as shares of the largest.
-_RATES = (0.04, 0.08, 0.16, 0.28, 0.42, 0.58, 0.75, 0.9)
-
 
 #: The ends of what a number may be.
 FindEnds = Callable[[Number], tuple[float | None, float | None]]
@@ -422,30 +419,38 @@ def _write_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, dt.date) else value
 
 
-def write_sum_width(first: Number, together: int, count: Any) -> Any:
-    """The half-width of a sum of a release's independent numbers, as SQL.
+def write_sum_width(numbers: Sequence[Number], together: int, count: Any) -> Any:
+    """The half-width of a sum of some of a release's independent numbers, as SQL.
 
     Args:
-        first: one of them.
+        numbers: all that may be in it.
         count: an expression of how many there are.
     """
+    first = numbers[0]
     assert first.plan is not None
     release, measure = find_release(first.plan), find_measure(first.plan, first.label)
     assert release is not None and measure is not None
     used = release.query.weights(measure)
     failure = FAILURE / (len(used) * together)
     total: Any = exp.Literal.number(0)
-    cells = exp.Mul(this=brackets(count.copy()), expression=_write_float(first.cells))
+    cells = exp.Mul(this=brackets(count.copy()), expression=exp.Literal.number(first.cells))
+    sizes = list_sizes(first.cells * len(numbers))
     for moment in used:
         scale = release.query.error_bound(measure, {one: float(one == moment) for one in used})
-        tail = _write_tail(release.noises[moment], failure, exp.paren(cells))
+        widths = [release.noises[moment].sum_half_width(size, failure) for size in sizes]
+        listed = exp.cast(exp.Literal.string(str(widths)), "DOUBLE[]")
+        tail = call_macro("width_of_size", [exp.paren(cells), listed])
         total = exp.Add(this=total, expression=exp.Mul(this=_write_float(scale), expression=tail))
     return exp.paren(total)
 
 
 def write_shortfall(first: Number, count: Any) -> tuple[Any, Any]:
     """How far truncation and searched bounds leave the truth below and above a sum of a release's numbers, as SQL; None
-    where it is not known. The arguments are those of `write_sum_width`.
+    where it is not known.
+
+    Args:
+        first: one of the numbers.
+        count: an expression of how many there are.
     """
     total = first.total
     if not isinstance(total, TermTotal):
@@ -463,29 +468,6 @@ def write_shortfall(first: Number, count: Any) -> tuple[Any, Any]:
         )
     )
     return below, above
-
-
-def _write_tail(noise: Noise, failure: float, cells: Any) -> Any:
-    """A t that a sum of so many noises exceeds with this probability at most, as in
-    `dpflow.core.toolbox.noise.Noise.sum_half_width`.
-    """
-    logarithm = math.log(2 / failure)
-    if isinstance(noise.event, DiscreteLaplace):
-        scale = float(noise.event.scale)
-        ends: list[Any] = [cells, _write_float(noise.half_width(failure))]
-        for share in _RATES:
-            rate = share / scale
-            log_moment = (
-                2 * math.log(-math.expm1(-1 / scale))
-                - math.log(-math.expm1(rate - 1 / scale))
-                - math.log(-math.expm1(-rate - 1 / scale))
-            )
-            ends += [_write_float(log_moment / rate), _write_float(logarithm / rate)]
-        return call_macro("laplace_tail", ends)
-    square = 2 * float(noise.event.sigma2) * logarithm
-    return call_macro(
-        "gaussian_tail", [cells, _write_float(noise.half_width(failure)), _write_float(square)]
-    )
 
 
 def _write_float(value: float) -> Any:

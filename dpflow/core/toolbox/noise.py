@@ -34,6 +34,12 @@ from dpflow.core.sampling.noisy_values import (
 )
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE
+from dpflow.core.toolbox.noise_sums import (
+    chernoff_half_width,
+    gaussian_sum_half_width,
+    laplace_sum_half_width,
+    subgaussian_half_width,
+)
 from dpflow.errors import PlanRefused
 
 FAILURE = 0.05  #: an error bound holds with probability 1 - FAILURE
@@ -91,35 +97,21 @@ class Noise:
         return math.ceil(-NormalDist().inv_cdf(failure / 2) * math.sqrt(float(self.event.sigma2)))
 
     def sum_half_width(self, terms: int, failure: float = FAILURE) -> int:
-        """A t that a sum of so many independent noises exceeds with this probability at most, by
-        Chernoff's bound.
+        """A t that a sum of so many independent noises exceeds with this probability at most
+        (`dpflow.core.toolbox.noise_sums`).
         """
         if terms == 1:
             return self.half_width(failure)
-        return math.ceil(self.weighted_half_width({1.0: terms}, failure))
+        if isinstance(self.event, DiscreteLaplace):
+            return laplace_sum_half_width(terms, self.event.scale, failure)
+        return gaussian_sum_half_width(terms, self.event.sigma2, failure)
 
     def weighted_half_width(self, terms: Mapping[float, int], failure: float = FAILURE) -> float:
         """The same of a weighted sum: positive weights, each with its number of terms."""
-        if not isinstance(self.event, DiscreteLaplace):
-            # Discrete Gaussian noise is subgaussian with its own sigma (Canonne, Kamath, Steinke 2020).
-            squares = sum(number * weight**2 for weight, number in terms.items())
-            return math.sqrt(2 * squares * float(self.event.sigma2) * math.log(2 / failure))
-        scale, largest = float(self.event.scale), max(terms)
-        best = math.inf
-        for step in range(1, 100):
-            rate = step / 100 / scale
-            # E exp(rate X) = (1 - q)^2 / ((1 - q e^rate)(1 - q e^-rate)), q = exp(-1/scale).
-            log_moment = sum(
-                number
-                * (
-                    2 * math.log(-math.expm1(-1 / scale))
-                    - math.log(-math.expm1(rate * weight / largest - 1 / scale))
-                    - math.log(-math.expm1(-rate * weight / largest - 1 / scale))
-                )
-                for weight, number in terms.items()
-            )
-            best = min(best, (log_moment + math.log(2 / failure)) / rate)
-        return best * largest
+        if isinstance(self.event, DiscreteLaplace):
+            return chernoff_half_width(terms, self.event.scale, failure)
+        squares = sum(number * weight**2 for weight, number in terms.items())
+        return subgaussian_half_width(squares * float(self.event.sigma2), failure)
 
 
 def laplace_noise(moved: Sensitivity, epsilon: Fraction) -> Noise:

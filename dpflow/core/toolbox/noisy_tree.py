@@ -10,9 +10,8 @@ Guarantee: the runs of a level divide the rows. A neighbour that adds or removes
 all moves a level's counts by that much in L1, so noise of scale h changes/epsilon makes a level
 (epsilon/h)-DP and all of them epsilon-DP; the edges may depend on what was released before.
 
-Error: a prefix is the exact count plus a sum of t independent noises with signs, t public. By
-Chernoff's bound the sum is beyond w with probability at most 2 exp(t ln M(x) - x w) for each x > 0,
-M the noise's moment generating function (1-q)^2 / ((1 - q e^x)(1 - q e^-x)), q = e^(-1/scale).
+Error: a prefix is the exact count plus a sum of t independent noises with signs, t public
+(`dpflow.core.toolbox.noise_sums`).
 
 Source: Hay, Rastogi, Miklau, Suciu 2010 and Chan, Shi, Song 2010 (trees of counts); Qardaji, Yang,
 Li 2013 (their branching).
@@ -20,16 +19,15 @@ Li 2013 (their branching).
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import Noise
+from dpflow.core.toolbox.noise_sums import laplace_sum_half_width
 
 Ints = NDArray[np.int64]
 #: Stands for an edge of which nothing is known yet.
@@ -56,7 +54,9 @@ class PrefixCounts:
         each = failure / max(1, int(statements))
         ends = []
         for counts, terms in ((self.below, self.below_terms), (self.above, self.above_terms)):
-            widths = np.array([sum_half_width(int(t), scale, each) for t in terms], np.int64)
+            widths = np.array(
+                [laplace_sum_half_width(int(t), scale, each) for t in terms], np.int64
+            )
             ends += [np.maximum(counts - widths, 0), np.maximum(counts + widths, 0)]
         return ends[0], ends[1], ends[2], ends[3]
 
@@ -118,26 +118,3 @@ def _fill_edges(estimates: Ints, terms: Ints, run: list[int], parts: Ints) -> No
         is_filled = terms[kind, places] < _UNKNOWN
         estimates[kind, places] = np.where(is_filled, estimates[kind, places], value)
         terms[kind, places] = np.where(is_filled, terms[kind, places], np.minimum(first, second))
-
-
-@lru_cache(maxsize=4096)
-def sum_half_width(terms: int, scale: Fraction, failure: float) -> int:
-    """A w with Pr[|X| > w] <= failure for a sum X of so many discrete Laplace noises, with any
-    signs. For reports; 0 terms have none.
-    """
-    if not terms:
-        return 0
-    s = float(scale)
-
-    def bound(x: float) -> float:
-        # expm1 keeps the differences from 1 exact where the scale is large.
-        moment = 2 * math.log(-math.expm1(-1 / s))
-        moment -= math.log(-math.expm1(x - 1 / s)) + math.log(-math.expm1(-x - 1 / s))
-        return (terms * moment + math.log(2 / failure)) / x
-
-    # Every x gives a bound; the best one is looked for by thirds, as the function falls, then rises.
-    low, high = 1e-9 / s, (1 - 1e-9) / s
-    for _ in range(80):
-        a, b = low + (high - low) / 3, high - (high - low) / 3
-        low, high = (low, b) if bound(a) < bound(b) else (a, high)
-    return math.ceil(bound((low + high) / 2) * (1 + 1e-9))

@@ -33,9 +33,8 @@ _PRODUCTS = (
     ("inverse", "a, c, d", "c > 0 OR d < 0", "a / c, a / d"),
     ("share", "a, b, c", "c > 0 OR c < 0", "a / c, b / c"),
 )
-_LINES = [f"slope{n}, line{n}" for n in range(8)]
 #: Interval arithmetic, in which an operand is written once however often it is used: the ends of products and
-#: quotients; and what noise of so many cells stays below, the least of eight Chernoff bounds.
+#: quotients; and the width of so many cells, from those of the sizes of `dpflow.core.toolbox.noise_sums.list_sizes`.
 INTERVAL_MACROS = (
     *(
         (
@@ -47,16 +46,14 @@ INTERVAL_MACROS = (
         for name, parameters, test, ends in _PRODUCTS
     ),
     (
-        "laplace_tail",
-        f"cells, single, {', '.join(_LINES)}",
-        "CASE WHEN cells <= 1 THEN single ELSE ceil(least("
-        + ", ".join(f"cells * slope{n} + line{n}" for n in range(8))
-        + ")) END",
+        "place_of_size",
+        "cells, shift",
+        "(16 * shift + ceil(cells / 2 ** shift))::BIGINT",
     ),
     (
-        "gaussian_tail",
-        "cells, single, square",
-        "CASE WHEN cells <= 1 THEN single ELSE ceil(sqrt(cells * square)) END",
+        "width_of_size",
+        "cells, widths",
+        "widths[place_of_size(greatest(cells, 1), greatest(0, floor(log2(greatest(cells - 1, 1)) + 1e-9) - 4))]",
     ),
 )
 #: Types whose functions depend on the session's time zone, which is UTC and locked. A TIME WITH TIME ZONE is none: it

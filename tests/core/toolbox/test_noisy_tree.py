@@ -11,7 +11,7 @@ from dpflow.core.contract.sensitivity import Sensitivity
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import noise
 from dpflow.core.toolbox.noise import laplace_noise
-from dpflow.core.toolbox.noisy_tree import draw_prefix_counts, sum_half_width
+from dpflow.core.toolbox.noisy_tree import draw_prefix_counts
 
 SHAPES = [(1, 2, 1), (2, 2, 1), (7, 7, 1), (8, 2, 3), (11, 4, 2), (9, 3, 2), (20, 3, 3)]
 
@@ -60,21 +60,3 @@ def test_each_prefix_is_exact_but_for_its_noises(
             assert used == number
     assert found.below_terms[0] == found.above_terms[-1] == 0
     assert (found.below_terms[-1] == 0) == public
-
-
-@pytest.mark.parametrize("scale", [Fraction(1, 3), Fraction(2), Fraction(15)])
-@pytest.mark.parametrize("terms", [1, 3, 20])
-@pytest.mark.parametrize("failure", [0.05, 1e-4])
-def test_half_widths_hold_and_are_not_idle(scale: Fraction, terms: int, failure: float) -> None:
-    """Beside the exact law of the sum; half of the width would be too little."""
-    q = np.exp(-1 / float(scale))
-    reach = int(float(scale) * 40) + 5
-    law = q ** np.abs(np.arange(-reach, reach + 1)) * (1 - q) / (1 + q)
-    total = np.ones(1)
-    for _ in range(terms):
-        total = np.convolve(total, law)
-    places = np.abs(np.arange(len(total)) - len(total) // 2)
-    width = sum_half_width(terms, scale, failure)
-    assert total[places > width].sum() <= failure
-    assert total[places > 0.5 * width - 1].sum() > failure
-    assert sum_half_width(0, scale, failure) == 0

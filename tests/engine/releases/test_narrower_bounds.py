@@ -115,10 +115,10 @@ def test_limits_hold_of_each_end(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 
 def test_weighted_noise_stays_within_its_half_width() -> None:
-    """Laplace and Gaussian, with equal weights as sums have it."""
+    """Laplace and Gaussian; with equal weights it is no narrower than that of a sum."""
     moved = Sensitivity(6, 6)
     for noise in (laplace_noise(moved, Fraction(1)), gaussian_noise(moved, Fraction(1, 20))):
-        assert math.ceil(noise.weighted_half_width({1.0: 9}, 0.02)) == noise.sum_half_width(9, 0.02)
+        assert noise.weighted_half_width({1.0: 9}, 0.02) >= noise.sum_half_width(9, 0.02)
         draws = noise.add_noise(np.zeros(90_000, np.int64), SystemSource()).reshape(-1, 3)
         limit = noise.weighted_half_width({8.0: 1, 1.0: 2}, 0.1)
         share = (np.abs(draws @ np.array([8, 1, 1])) > limit).mean()

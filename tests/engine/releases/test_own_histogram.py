@@ -273,7 +273,7 @@ def test_where_it_is_not_taken(world: World, tmp_path: Path) -> None:
         world.plan(world.declare(contribution_bounds={"rows": 60, "groups": 50})).histogram is None
     )
     assert world.plan(world.declare(contribution_bounds={"rows": 10})).histogram is None
-    few = world.declare(key={"public_keys": KEYS[:20]})
+    few = world.declare(key={"public_keys": KEYS[:12]})
     assert world.plan(few).histogram is None
     options: Any = {
         "tables": [world.table],
