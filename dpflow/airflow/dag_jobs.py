@@ -153,7 +153,7 @@ def _read_task(
             make = _query_maker(dag, operator, arguments, folder, filters)
         else:
             maker = (
-                functools.partial(_contract_maker, filters.ledger)
+                functools.partial(_contract_maker, filters)
                 if field == "contract"
                 else _request_maker
             )
@@ -339,7 +339,7 @@ def _request_maker(
 
 
 def _contract_maker(
-    ledger: Ledger | None,
+    filters: ScopeFilters,
     dag: Any,
     operator: Any,
     contract: Any,
@@ -350,9 +350,10 @@ def _contract_maker(
     """As `_request_maker`, for a data contract: what its mode charges in a run.
 
     Args:
-        ledger: says which sessions alarms have closed.
+        filters: as in the run, for the shares of the checks depend on them; their ledger says which sessions alarms have
+            closed.
     """
-    from dpflow.quality.contract_file import load_contract, parse_contract
+    from dpflow.quality.contract_file import join_name, load_contract, parse_contract
     from dpflow.quality.contract_run import list_requests, session_lister
 
     environment = dag.get_template_env()
@@ -375,15 +376,18 @@ def _contract_maker(
         if read.mode == "watch":
             name = f"{read!r}"
             if name not in listers:
-                listers[name] = session_lister(read, ledger)
+                listers[name] = session_lister(read, filters.ledger)
             sessions = [requests.setdefault(f"{one!r}", [one])[0] for one in listers[name](blocks)]
             return [PlannedRelease(session, session.blocks) for session in sessions]
         if read.mode != "metered":
             return []
         listed = requests.setdefault(
-            f"{read!r}", [one for one, _ in list_requests(read, (), UNKNOWN_FILTERS)]
+            f"{read!r}", [one for one, _ in list_requests(read, (), filters)]
         )
-        return [PlannedRelease(request, blocks, n) for n, request in enumerate(listed)]
+        return [
+            PlannedRelease(request, blocks, n, join_name([request.name, ",".join(blocks)], blocks))
+            for n, request in enumerate(listed)
+        ]
 
     return make_requests
 

@@ -189,6 +189,12 @@ def load_contract(path: Path | str) -> Contract:
     return parse_contract(load_yaml(path, "data contract"), path.parent, str(path))
 
 
+def join_name(parts: Sequence[str], blocks: Sequence[str]) -> str:
+    """The name of what a contract releases or asks, by its parts, none of which need be there."""
+    name = " ".join(filter(None, parts))
+    return name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks"
+
+
 def list_period(block: str, period: str) -> list[str]:
     """The blocks of the period that a block is in, as dates in order.
 

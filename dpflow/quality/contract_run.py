@@ -23,7 +23,7 @@ from dpflow.error_boundary import errors_end_here, silence_libraries
 from dpflow.errors import ContractViolated, InvalidInput, MissingExtra, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.ledger import Ledger
-from dpflow.quality.contract_file import Contract, DriftCheck, require_blocks
+from dpflow.quality.contract_file import Contract, DriftCheck, join_name, require_blocks
 from dpflow.quality.decidability import weigh_checks
 from dpflow.quality.expectations import judged_columns
 from dpflow.quality.registered_suite import check_suite
@@ -299,9 +299,8 @@ def _request(
     blocks: Sequence[str],
     part: str = "",
 ) -> ReleaseRequest:
-    name = " ".join(filter(None, [contract.name, part, ",".join(blocks)]))
     return ReleaseRequest(
-        name=name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks",
+        name=join_name([contract.name, part, ",".join(blocks)], blocks),
         mechanism=mechanism,
         table=contract.table,
         scope=contract.scope or contract.name,

@@ -45,7 +45,7 @@ from dpflow.mechanisms.watch_rows import (
     scaled_margin,
     watch_margins,
 )
-from dpflow.quality.contract_file import Contract, DriftCheck, list_period
+from dpflow.quality.contract_file import Contract, DriftCheck, join_name, list_period
 from dpflow.quality.verdicts import CheckOutcome, Verdict
 from dpflow.registry import Registry
 
@@ -158,9 +158,8 @@ def request_session(
     # Questions are those of the whole period, so that margins do not shrink after an alarm.
     questions = contract.questions or len(checks) * max(1, len(session_blocks(contract, blocks)))
     period = ",".join(blocks) if contract.period == "run" else _period_name(blocks, contract)
-    name = f"{contract.name} {period}".strip()
     return ReleaseRequest(
-        name=name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks",
+        name=join_name([contract.name, period], blocks),
         mechanism="watch_rows",
         table=contract.table,
         scope=contract.scope,

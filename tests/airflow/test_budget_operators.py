@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from dpflow.ledger import Ledger
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -26,7 +27,7 @@ from datetime import datetime
 from airflow.sdk import DAG, task
 from airflow.providers.standard.operators.empty import EmptyOperator
 from dpflow.airflow import BudgetBranchOperator, BudgetCheckOperator, BudgetGrantOperator, BudgetReportOperator
-from dpflow.airflow import ReleaseOperator, SessionOperator
+from dpflow.airflow import DataContractOperator, ReleaseOperator, SessionOperator
 
 def wanted(name, epsilon="0.3", **more):
     return {"name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "params": {"epsilon": epsilon}} | more
@@ -188,6 +189,31 @@ def test_a_session_below_is_counted_until_it_is_open(tiny: Tiny, dag: Any) -> No
     run(made, "gate")
     with pytest.raises(AirflowFailException, match="epsilon 0.3 is asked, 0.2 of 1"):
         run(made, "check")
+
+
+def test_a_paid_contract_passes_a_check_again(tiny: Tiny, dag: Any) -> None:
+    """Shares of checks depend on the scope's filter: the check planned others, and a free run was refused."""
+    Ledger(tiny.ledger).grant(
+        "basic",
+        "0.6",
+        "1e-6",
+        table=load_table(tiny.folder / "visits.yml"),
+        filter="basic",
+        principal="owner",
+    )
+    made = dag(
+        """
+        contract = {"name": "daily", "table": "visits.yml", "mode": "metered", "scope": "basic", "epsilon": "0.5", "delta": "1e-6",
+                    "rows": 2000, "undecided": "pass", "checks": [
+                        {"name": f"c{n}", "check": "violations", "condition": f"age > {90 + n}", "at_most": most}
+                        for n, most in enumerate((.02, .05, .1, .2, .3, .05, .1, .02, .04, .06, .08, .3))]}
+        check = BudgetCheckOperator(task_id="check")
+        check >> DataContractOperator(task_id="contract", contract=contract, blocks=BLOCK)
+        """
+    )
+    run(made, "check")
+    run(made, "contract")
+    run(made, "check")
 
 
 def test_a_check_adds_up_a_scope_and_its_quotas(tiny: Tiny, dag: Any) -> None:

@@ -95,6 +95,34 @@ def test_days_without_their_release_are_found(tiny: Tiny, check: Any) -> None:
     assert check() == (0, "ok", "4 were due, and all released what they planned")
 
 
+CONTRACT = {
+    "name": "daily", "table": "visits.yml", "mode": "metered", "scope": "visits", "epsilon": "0.1",
+    "undecided": "pass", "checks": [{"name": "there", "check": "rows", "at_least": 1}],
+}  # fmt: skip
+
+
+def test_a_paid_contract_is_part_of_a_whole_run(tiny: Tiny, check: Any) -> None:
+    """Its releases are named with their blocks: every day was called "a part was released"."""
+    from dpflow.airflow import DataContractOperator
+
+    dag = DAG_FILE.replace(
+        "ReleaseOperator\n", "DataContractOperator, ReleaseOperator\n", 1
+    ).replace(
+        'EmptyOperator(task_id="before") >> ',
+        f'DataContractOperator(task_id="c", contract={CONTRACT!r}, blocks="{{{{ data_interval_start | ds }}}}") >> ',
+    )
+    release_day(tiny, 2, "a", "b")
+    assert "a part was released: 2020-01-02" in check("--since", "2020-01-02", dag=dag)[2]
+    start = DAY + dt.timedelta(days=1)
+    seen = context(tiny, task_id="c", run_id="scheduled__2") | {
+        "logical_date": start,
+        "data_interval_start": start,
+        "data_interval_end": start + dt.timedelta(days=1),
+    }
+    DataContractOperator(task_id="c", contract=CONTRACT, blocks=["2020-01-02"]).execute(seen)
+    assert "2020-01-02" not in check("--since", "2020-01-02", dag=dag)[2]
+
+
 def test_a_charge_without_a_result_is_no_release(
     tiny: Tiny, check: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,7 +91,7 @@ def check_job_runs(
 def _check_run(job: Job, run: Run, registry: Registry, ledger: Ledger) -> RunState | None:
     """What the ledger has of a run; None if it plans no release."""
     planned = Counter(
-        (ask.request.scope, ask.request.name)
+        (ask.request.scope, ask.name_in_run or ask.request.name)
         for task in job.tasks
         if not task.note
         for ask in task.asks(run)

@@ -46,11 +46,15 @@ _CACHE_SIZE: Final = 4096
 
 
 class PlannedRelease(NamedTuple):
-    """A request, the blocks it names in this run, and its number among equal releases of one task."""
+    """A request, the blocks it names in this run, and its number among equal releases of one task.
+
+    ``name_in_run``: where one request stands for those of many runs, whose names have their blocks.
+    """
 
     request: ReleaseRequest
     blocks: tuple[str, ...]
     ordinal: int = 0
+    name_in_run: str = ""
 
 
 @dataclass(frozen=True)
