@@ -24,6 +24,7 @@ from dpflow.engine.prediction.student import (
     teach_student,
 )
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.released_bounds import compose_event
 from dpflow.engine.releases.request import Publish, require_public
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration
@@ -89,8 +90,9 @@ def label_points(
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
     # Before anything is charged: a student that cannot be trained is refused.
+    event = compose_event(plan, ledger, run_identity)
     if student is not None:
-        student_guarantee(plan, student.delta)
+        student_guarantee(event, student.delta)
         make_estimator(student, plan.table, params.features)
     features = read_points(points.database, points.table, params.features, points.key)
     # A resumed session is paid for, so there is nothing to advise.
@@ -111,7 +113,7 @@ def label_points(
     taught = (
         None
         if student is None
-        else teach_student(plan, session.id, session.encode(features).codes, labels, student)
+        else teach_student(plan, event, session.id, session.encode(features).codes, labels, student)
     )
     return {
         "session_id": session.id,

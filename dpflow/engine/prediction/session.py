@@ -33,6 +33,7 @@ from dpflow.engine.prediction.answer_index import (
 )
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.releases.released_bounds import compose_event
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.sessions.session_charge import charge_session
 from dpflow.error_boundary import errors_end_here
@@ -188,7 +189,7 @@ class PredictionSession:
             "session_id": self.id,
             "name": self._plan.request.name,
             "features": self.features,
-            "guarantee": to_json(self._plan.event),
+            "guarantee": to_json(compose_event(self._plan, self._ledger)),
             "protects": self._plan.table.protection_text,
             "predictions_left": self.predictions_left,
         }

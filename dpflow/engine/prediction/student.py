@@ -22,7 +22,7 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpflow.core.accounting import amounts
 from dpflow.core.accounting.amounts import Delta
-from dpflow.core.accounting.events import to_json
+from dpflow.core.accounting.events import Event, to_json
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
@@ -70,15 +70,15 @@ def parse_student(raw: Mapping[str, Any], base: Path) -> Student:
     return student.model_copy(update={"folder": (base / student.folder).resolve()})
 
 
-def student_guarantee(plan: Plan, delta: Fraction) -> tuple[str, str]:
-    """Epsilon and delta of everything that the session ever answers. Raises `InvalidInput` where it
-    needs a delta.
+def student_guarantee(event: Event, delta: Fraction) -> tuple[str, str]:
+    """Epsilon and delta of everything that the session ever answers, and of what its bounds were taken from
+    (`compose_event`). Raises `InvalidInput` where it needs a delta.
     """
-    exact = plan.event.epsilon_delta()
+    exact = event.epsilon_delta()
     if exact is not None and exact[1] >= delta:
         epsilon, delta = exact
     else:
-        at = plan.event.epsilon_at(delta)
+        at = event.epsilon_at(delta)
         if at is None:
             raise InvalidInput(
                 "the session's guarantee has no epsilon at this delta; give the student one, such as 1e-6"
@@ -141,10 +141,18 @@ def pool_matrix(table: Table, features: Sequence[str], codes: Codes) -> Any:
 
 @errors_end_here
 def teach_student(
-    plan: Plan, session_id: str, codes: Codes, answers: Sequence[Any], student: Student
+    plan: Plan,
+    event: Event,
+    session_id: str,
+    codes: Codes,
+    answers: Sequence[Any],
+    student: Student,
 ) -> dict[str, Any]:
     """Train on points and their stored answers, write the file, register it. Again, the same file
     and version.
+
+    Args:
+        event: as `compose_event` says.
 
     Returns:
         file, epsilon, delta, number of points, and the version if it was registered.
@@ -155,7 +163,7 @@ def teach_student(
     """
     assert isinstance(plan.params, PredictionParams)
     table, features = plan.table, plan.params.features
-    epsilon, delta = student_guarantee(plan, student.delta)
+    epsilon, delta = student_guarantee(event, student.delta)
     # A point whose draw failed has no label.
     answered_points = np.array([answer is not None for answer in answers], bool)
     labels = np.array([answer for answer in answers if answer is not None])
@@ -180,7 +188,7 @@ def teach_student(
         "dpflow.session": session_id,
         "dpflow.epsilon": epsilon,
         "dpflow.delta": delta,
-        "dpflow.event": json.dumps(to_json(plan.event)),
+        "dpflow.event": json.dumps(to_json(event)),
         "dpflow.features": json.dumps(list(features)),
         "dpflow.guarantee": f"({epsilon}, {delta})-DP for {table.protection_text} of {table.name}: trained on {len(labels)} public "
         f"points with private labels; the points themselves are not protected",

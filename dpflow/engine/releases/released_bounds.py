@@ -21,11 +21,12 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from dpflow.core.accounting.events import Composed, Event, from_json
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems, parse_exact, read_quoted_date
 from dpflow.engine.releases.choose_bounds import list_read_columns
-from dpflow.engine.releases.plan import digest_column
+from dpflow.engine.releases.plan import Plan, digest_column
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import NotSettled, PlanRefused, UnknownName
@@ -90,6 +91,18 @@ def insert_bounds(
                 raise
             table = _widen_columns(table)
     return table, inside
+
+
+def compose_event(plan: Plan, ledger: Ledger, run_identity: RunIdentity | None = None) -> Event:
+    """The guarantee of what a plan makes, together with the releases that its bounds were taken from: what shows
+    the bounds, too, as a model that was fitted on clamped points, is no better protected than by both.
+    """
+    request = plan.request
+    found = [find_search(ledger, request.scope, name, run_identity) for name in request.bounds]
+    if plan.chosen is not None:
+        found.append(ledger.release(plan.chosen.profile))
+    others = {one.release_id: from_json(one.event) for one in found}
+    return Composed((plan.event, *others.values())) if others else plan.event
 
 
 def _widen_columns(table: Table) -> Table:

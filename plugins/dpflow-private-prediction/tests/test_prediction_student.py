@@ -17,8 +17,9 @@ import yaml
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
-from prediction_doors import Doors, written  # noqa: E402, F401
+from prediction_doors import DECLARATION, Doors, written  # noqa: E402, F401
 
+import dpflow  # noqa: E402
 from dpflow import open_predictions, plan  # noqa: E402
 from dpflow.cli import app  # noqa: E402
 from dpflow.engine.prediction.student import (
@@ -111,7 +112,12 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
     )
     for number in (8, 1000):
         taught = teach_student(
-            made, session.id, codes[:number], answers[:number], Student(folder=doors.folder / "s")
+            made,
+            made.event,
+            session.id,
+            codes[:number],
+            answers[:number],
+            Student(folder=doors.folder / "s"),
         )
         right[number] = float(((load(Path(taught["file"])).predict(exam) == "yes") == truth).mean())
     assert right[1000] > 0.85 and right[1000] >= right[8]
@@ -121,8 +127,8 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
     """Basic at delta 0, the vote's zCDP at another, Gaussian noise only with a delta; rounded up."""
     given = doors.session()["params"] | {"epsilon": "0.01", "predictions": 10000}
     made = plan("predict_vote", doors.declaration, name="a", scope="loans", **given)
-    assert student_guarantee(made, Fraction(0)) == ("100", "0")
-    epsilon, delta = student_guarantee(made, Fraction(1, 10**6))
+    assert student_guarantee(made.event, Fraction(0)) == ("100", "0")
+    epsilon, delta = student_guarantee(made.event, Fraction(1, 10**6))
     assert (
         0.5 < float(epsilon) < 10000 * 0.01**2 / 8 + 2 * (10000 * 0.01**2 / 8 * 13.82) ** 0.5
         and delta == "0.000001"
@@ -131,13 +137,13 @@ def test_the_guarantee_is_the_session_s(doors: Doors) -> None:
         "predict_vote", doors.declaration, name="b", scope="loans", **given | {"delta": "0.00001"}
     )
     assert (
-        student_guarantee(stated, Fraction(0))[1] == "0.00001"
-        and float(student_guarantee(stated, Fraction(0))[0]) < 2.6
+        student_guarantee(stated.event, Fraction(0))[1] == "0.00001"
+        and float(student_guarantee(stated.event, Fraction(0))[0]) < 2.6
     )
     numbers = given | {"noise": "gaussian", "learner": "LinearRegression", "label": "amount"}
     gaussian = plan("predict_value", doors.declaration, name="c", scope="loans", **numbers)
     with pytest.raises(InvalidInput, match="give the student one"):
-        student_guarantee(gaussian, Fraction(0))
+        student_guarantee(gaussian.event, Fraction(0))
 
 
 @pytest.mark.parametrize(
@@ -197,4 +203,35 @@ def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
     codes = session.encode([[0.1, 0.1, "Oslo"], [0.9, 0.9, None]]).codes
     student = parse_student({"folder": "s"}, doors.folder)
     with pytest.raises(InvalidInput, match="cannot learn from these 2 answers"):
-        teach_student(made, session.id, codes, ["yes", "yes"], student)
+        teach_student(made, made.event, session.id, codes, ["yes", "yes"], student)
+
+
+@pytest.mark.usefixtures("written")
+def test_a_student_answers_for_the_search_of_its_bounds(tmp_path: Path) -> None:
+    """Points are clamped to searched bounds, and its scaler shows them: by the answers alone it was called (1, 0)-DP."""
+    columns = {**DECLARATION["columns"], "x": {}}
+    doors = Doors(tmp_path, columns=columns)
+    search = {"name": "x bounds", "mechanism": "bounds", "table": "loans.yml", "scope": "loans"}
+    found = dpflow.plan(**search | {"table": doors.declaration}, column="x", epsilon="3")
+    dpflow.release(found, ledger=doors.book)
+    asked = doors.session(epsilon="0.1", predictions=50, shards=20) | {"bounds": ["x bounds"]}
+    (tmp_path / "session.yml").write_text(yaml.safe_dump(asked))
+    points = [
+        "--points",
+        f"{tmp_path}/points.duckdb:tomorrow",
+        "--answers",
+        f"{tmp_path}/answers.duckdb:a",
+    ]
+    (tmp_path / "student.yml").write_text("folder: students\n")
+    words = [
+        "predict",
+        f"{tmp_path}/session.yml",
+        *points,
+        "--student",
+        f"{tmp_path}/student.yml",
+        "--json",
+    ]
+    done = CliRunner().invoke(app, [*words, "--ledger", str(doors.ledger)])
+    assert done.exit_code == 0, done.output
+    student = json.loads(done.stdout)["student"]
+    assert (student["epsilon"], student["delta"], doors.spent()) == ("8", "0", "8")
