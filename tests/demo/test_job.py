@@ -159,7 +159,7 @@ def test_the_next_run_ends_what_an_earlier_one_left(
     use_steps(monkeypatch, "load_and_grant")
     monkeypatch.setattr(job.report, "show_facts", lambda *_: None)
     job.run_demo(root, 2, Console())
-    assert left.wait(5) == -signal.SIGTERM
+    assert left.wait(60) == -signal.SIGTERM
 
 
 def test_up_needs_a_demo_and_down_needs_nothing(

@@ -153,7 +153,7 @@ def test_services_that_keep_ending_end_all_of_it(tmp_path: Path) -> None:
         assert process.stdin is not None and process.stdout is not None
         process.stdin.write(config + "\n")
         process.stdin.flush()
-        assert process.wait(20) == KEEPS_ENDING
+        assert process.wait(120) == KEEPS_ENDING
         *told, last = process.stdout.read().splitlines()
     assert last == "one" and len(told) == 3
     ending = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ one ended \(exit code 3\)"
@@ -177,7 +177,7 @@ def test_what_ends_seldom_is_started_again_whenever_it_does(tmp_path: Path) -> N
         process.stdin.flush()
         told = [process.stdout.readline() for _ in range(5)]
         process.stdin.close()
-        assert process.wait(20) == 0
+        assert process.wait(120) == 0
     assert all("one ended (signal 9) and was started again as process" in line for line in told)
 
 

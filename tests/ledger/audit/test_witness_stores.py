@@ -292,7 +292,7 @@ def test_a_slow_sender_stops_no_witness(small, make_keep, ask):
             ask.reserve(small, "one")
             begin = time.monotonic()
             assert small.witness(keep, NIGHTLY).is_new
-            assert time.monotonic() - begin < 5 and not slow.done()
+            assert time.monotonic() - begin < 30 and not slow.done()
         finally:
             stop.set()
 
