@@ -10,6 +10,7 @@ import typer
 
 from dpflow import errors
 from dpflow.cli.console import JsonOption, explain_entry, show_json, show_table
+from dpflow.cli.measured_doors import COLUMNS, describe_preference, list_measured
 from dpflow.core.contract.estimators import Estimator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import JOBS, Mechanism
@@ -130,18 +131,22 @@ def _explain(name: str, registry: Registry, as_json: bool) -> None:
         return
     if door := describe_door(mechanism, registry):
         print(f"prefer {door}")
+        lines = [[line[name] for name in COLUMNS[2:]] for line in list_measured(name)]
+        if lines:
+            show_table("mean errors, as shares of the rows", COLUMNS[2:], lines)
     choices = list_choices(mechanism) if isinstance(mechanism, Mechanism) else {}
     for taken, questions in choices.items():
         print(f"takes {taken} for: {'; '.join(questions)}")
 
 
 def describe_door(mechanism: AnyMechanism, registry: Registry) -> str:
-    """The mechanism to ask in place of this one, and where that takes this one itself."""
+    """The mechanism to ask in place of this one, for what that was measured, and where it takes this one itself."""
     door = registry.mechanisms.get(mechanism.door) if mechanism.door else None
     if not isinstance(door, Mechanism):
         return ""
     uses = list_choices(door).get(mechanism.name)
-    return door.name + (f", which takes this one for: {'; '.join(uses)}" if uses else "")
+    takes = f"; it takes this one for: {'; '.join(uses)}" if uses else ""
+    return door.name + describe_preference(mechanism.name) + takes
 
 
 def _searched_text(row: dict[str, Any]) -> str:

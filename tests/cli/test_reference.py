@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import json
 
 import pytest
 
-from dpflow.cli import reference
+from dpflow.cli import measured_doors, reference
 from dpflow.core.contract.mechanism import JOBS, Mechanism
 from dpflow.mechanisms.rank_methods import list_choices
 from dpflow.registry import Registry
@@ -46,7 +47,9 @@ def test_a_word_is_searched_and_a_name_is_explained(capsys: pytest.CaptureFixtur
     assert "count" not in list_rows(capsys, "quantile ")
     assert list_rows(capsys, "witness").keys() == {"WitnessBehind"}
     reference.command("approximate_median")
-    assert "prefer median, which takes this one for:" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "prefer median for a column with bounds (no larger error in" in shown
+    assert "; it takes this one for: a column without bounds, by groups; certain: true" in shown
     reference.command("quantiles")
     assert "takes cdf for: a column with bounds, nine deciles; a column without bounds" in (
         capsys.readouterr().out
@@ -72,3 +75,38 @@ def test_doors_are_there_and_said_by_the_planner(capsys: pytest.CaptureFixture[s
         "cdf": ["a column without bounds"],
         "approximate_median": ["a column without bounds, by groups", "certain: true"],
     }
+
+
+def test_preferences_are_what_the_table_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each mechanism with a door was measured; of other numbers the sentence says the opposite."""
+    with measured_doors.TABLE.open(newline="") as file:
+        lines = [*csv.DictReader(file)]
+    pairs = {(line["mechanism"], line["door"]) for line in lines}
+    assert pairs == {(name, m.door) for name, m in REGISTRY.mechanisms.items() if m.door}
+    for name, _ in pairs:
+        said = measured_doors.describe_preference(name)
+        for case in {line["case"] for line in lines if line["mechanism"] == name}:
+            found = [line for line in lines if (line["mechanism"], line["case"]) == (name, case)]
+            better = sum(float(line["error of the door"]) <= float(line["error"]) for line in found)
+            told = f"{case} (no larger error in {better} of {len(found)} measurements)"
+            assert told in said.partition("not for ")[0 if 2 * better > len(found) else 2]
+    turned = [
+        line | {"error": line["error of the door"], "error of the door": line["error"]}
+        for line in lines
+        if line["mechanism"] == "approximate_median"
+    ]
+    monkeypatch.setattr(measured_doors, "_read_table", lambda: turned)
+    assert "not for a column with bounds" in measured_doors.describe_preference(
+        "approximate_median"
+    )
+    assert measured_doors.describe_preference("seeded_median") == ""
+
+
+@pytest.mark.slow
+def test_the_table_is_what_its_command_measures() -> None:
+    """Of the fewest rows: the same numbers again."""
+    from experiments.measured_doors import SIZES, measure
+
+    with measured_doors.TABLE.open(newline="") as file:
+        lines = [line for line in csv.DictReader(file) if int(line["rows"]) == SIZES[0]]
+    assert [*measure(SIZES[:1])] == lines
