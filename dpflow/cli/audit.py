@@ -105,6 +105,7 @@ def command(
                 ("property", "values"),
                 (
                     ("sensitivities", audit.arithmetic),
+                    *(("reads", what) for what in audit.own_state),
                     ("covered", COVERED[audit.ranges]),
                     *((what, describe_values(what, v)) for what, v in audit.coverage.items()),
                     ("plans tried", str(len(audit.plans))),

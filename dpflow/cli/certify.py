@@ -15,6 +15,7 @@ from dpflow.engine import Plan, load_request, make_plan
 from dpflow.engine.releases.certificates import (
     CERTIFICATES,
     OWN_ARITHMETIC,
+    OWN_STATE,
     PASSED,
     MechanismCertificate,
     digest_code,
@@ -26,6 +27,12 @@ from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.extras import require_extra
 from dpflow.ledger.history.checkpoint import Signer
 from dpflow.registry import Registry
+
+#: What is accepted only by name, by where noise takes its sensitivity from.
+_BY_NAME = {
+    OWN_ARITHMETIC: "computes scales of its noise itself",
+    OWN_STATE: "reads more than its arguments",
+}
 
 
 def command(
@@ -62,8 +69,8 @@ def command(
     """Audit mechanisms, and sign what was found about the code that is installed here.
 
     A mechanism that is refuted, or of which the audit saw nothing, gets no certificate. Nor does one
-    whose shipped audit is about other code, version or distribution. One whose noise follows arithmetic of its own is
-    accepted only by name.
+    whose shipped audit is about other code, version or distribution. One whose noise follows arithmetic of its own, or
+    whose code reads more than its arguments, is accepted only by name.
 
     A certificate covers the plans that the audit tried, and plans between them only where noise is fitted to what the
     declaration implies. Name release files to have their plans tried, too.
@@ -116,11 +123,11 @@ def _accept_shipped(
                 raise
             refusals.append(refusal)
             continue
-        if skip and one.arithmetic == OWN_ARITHMETIC:
+        if skip and one.arithmetic in _BY_NAME:
+            what = _BY_NAME[one.arithmetic]
             refusals.append(
                 InvalidInput(
-                    f"{one.mechanism} computes scales of its noise itself, and is accepted only by name: "
-                    f"dpflow certify {one.mechanism} --accept"
+                    f"{one.mechanism} {what}, and is accepted only by name: dpflow certify {one.mechanism} --accept"
                 )
             )
             continue
@@ -190,8 +197,10 @@ def _audit_all(
 def _describe(certificate: MechanismCertificate) -> str:
     share = certificate.measured_epsilon / certificate.epsilon if certificate.epsilon else 0
     weaker = f"noise of 1/{certificate.weakened} would be caught"
+    reads = f" ({', '.join(certificate.own_state)})" if certificate.own_state else ""
     covers = "ranges" if certificate.ranges else "only plans as they were tried"
-    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}, sensitivities: {certificate.arithmetic}, covers {covers}"
+    sensitivities = f"sensitivities: {certificate.arithmetic}{reads}"
+    return f"{certificate.method}, {share:.0%} of epsilon measured, {weaker}, {sensitivities}, covers {covers}"
 
 
 def _find_signer(key: Path | None, out: Path | None, ledger: str | None) -> tuple[Signer, Path]:

@@ -134,17 +134,13 @@ def audit_with_confirmation(
     return quick if quick.passed else audit_pair(a, b, epsilon, delta, draws=10 * draws)
 
 
-def affordable_draws(sample: Sampler, most: int, seconds: float) -> int:
-    """Draws of two such samplers in about ``seconds`` of CPU time, at least 60, at most ``most``.
-
-    The process's own time, with that of threads which a sampler starts: on a busy machine an audit
-    lasts longer, and is no blunter.
-    """
+def affordable_draws(sample: Sampler, most: int, work: float) -> int:
+    """Draws of two such samplers in so much work, at least 60, at most ``most``."""
     begun = spent()
     for _ in range(3):
         sample()
-    seconds_per_draw = (spent() - begun) / 3
-    return max(60, min(most, int(seconds / (2 * seconds_per_draw + 1e-9))))
+    per_draw = (spent() - begun) / 3
+    return max(60, min(most, int(work / (2 * per_draw + 1e-9))))
 
 
 def refutes_probability(hits: int, n: int, p: float, failure: float = RARE) -> bool:

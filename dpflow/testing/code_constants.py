@@ -37,22 +37,33 @@ class Constants:
         return sorted(x for x in near if low <= x <= high)
 
 
-@functools.lru_cache(maxsize=64)
 def list_constants(mechanism: Any) -> Constants:
     """Constants of a mechanism's own code."""
-    found = _Constants()
-    for kind in type(mechanism).__mro__:
-        if _is_own(kind.__module__):
-            found.read_namespace(vars(kind))
-            found.read_functions(sys.modules[kind.__module__], kind)
-    found.read_value(vars(mechanism), 0)
+    found = _read_code(mechanism)
     numbers = sorted(found.numbers, key=lambda x: (abs(x), x))
     texts = sorted(found.texts, key=lambda text: (len(text), text))
     whole = tuple(int(x) for x in numbers if x.denominator == 1)
     return Constants(tuple(sorted(numbers[:MAX_NUMBERS])), tuple(texts[:MAX_TEXTS]), whole)
 
 
-def _is_own(module: str) -> bool:
+def list_functions(mechanism: Any) -> tuple[FunctionType, ...]:
+    """Functions of a mechanism's own code."""
+    return tuple(_read_code(mechanism).functions)
+
+
+@functools.lru_cache(maxsize=64)
+def _read_code(mechanism: Any) -> _Constants:
+    found = _Constants()
+    for kind in type(mechanism).__mro__:
+        if is_own(kind.__module__):
+            found.read_namespace(vars(kind))
+            found.read_functions(sys.modules[kind.__module__], kind)
+    found.read_value(vars(mechanism), 0)
+    return found
+
+
+def is_own(module: str) -> bool:
+    """Whether code of a module is a mechanism's, and neither Python's nor dpflow's core."""
     top = module.partition(".")[0]
     return top not in sys.stdlib_module_names and not f"{module}.".startswith(_SHARED)
 
@@ -60,6 +71,7 @@ def _is_own(module: str) -> bool:
 class _Constants:
     def __init__(self) -> None:
         self.numbers, self.texts = set[Fraction](), set[str]()
+        self.functions = list[FunctionType]()
         self._seen = set[int]()
 
     def read_namespace(self, names: Mapping[str, Any]) -> None:
@@ -97,7 +109,7 @@ class _Constants:
 
     def _read_parts(self, value: Any, depth: int) -> None:
         if isinstance(value, FunctionType):
-            if _is_own(value.__module__ or ""):
+            if is_own(value.__module__ or ""):
                 self._read_function(value)
         elif isinstance(value, Mapping):
             self.numbers.add(Fraction(len(value)))
@@ -119,16 +131,17 @@ class _Constants:
         elif isinstance(value, functools.cached_property):
             self.read_value(value.func, depth)
         elif isinstance(value, type):
-            if _is_own(value.__module__) and not hasattr(value, "model_fields"):
+            if is_own(value.__module__) and not hasattr(value, "model_fields"):
                 self.read_namespace(vars(value))
         elif hasattr(value, "__wrapped__"):
             self.read_value(value.__wrapped__, depth)
-        elif _is_own(type(value).__module__) and hasattr(value, "__dict__"):
+        elif is_own(type(value).__module__) and hasattr(value, "__dict__"):
             self.read_value(vars(value), depth + 1)
 
     def _read_function(self, function: FunctionType) -> None:
+        self.functions.append(function)
         doc = function.__doc__
-        for code in _codes_of(function.__code__):
+        for code in list_codes(function.__code__):
             for constant in code.co_consts:
                 if constant != doc and not isinstance(constant, CodeType):
                     self.read_value(constant, 0)
@@ -148,16 +161,17 @@ class _Constants:
 _WORDS = frozenset({"name", "summary", "citation", "job", "door", "order", "version", "Params"})
 
 
-def _codes_of(code: CodeType) -> Iterator[CodeType]:
+def list_codes(code: CodeType) -> Iterator[CodeType]:
+    """A function's code, and that of the functions in it."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
-            yield from _codes_of(constant)
+            yield from list_codes(constant)
 
 
 def _names_of(kind: type) -> Iterator[str]:
     for value in vars(kind).values():
         function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
         if isinstance(function, FunctionType):
-            for code in _codes_of(function.__code__):
+            for code in list_codes(function.__code__):
                 yield from code.co_names

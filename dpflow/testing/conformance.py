@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +50,7 @@ from dpflow.testing.generated_checks import GENERATED
 from dpflow.testing.harness import Check, NotConformant, require
 from dpflow.testing.release_checks import ONE_SHOT
 from dpflow.testing.session_checks import SESSION
+from dpflow.testing.work import fix_randomness
 
 __all__ = [
     "Check",
@@ -79,7 +79,7 @@ def mechanism_checks(
     """
     yield from _bind_rules(mechanism, examples, (*SHARED, *ONE_SHOT))
     for rule in GENERATED:
-        yield Check(f"{mechanism.name}: {rule.__name__}", partial(rule, mechanism))
+        yield _bind_rule(f"{mechanism.name}: {rule.__name__}", rule, mechanism)
 
 
 def interactive_checks(
@@ -97,16 +97,26 @@ def _bind_rules(
     rules: Sequence[Callable[..., None]],
 ) -> Iterator[Check]:
     about = f"{mechanism.name}: class_describes_itself"
-    yield Check(about, partial(class_describes_itself, mechanism))
+    yield _bind_rule(about, class_describes_itself, mechanism)
     examples = [add_computed_columns(mechanism, example) for example in examples or ()]
     for number, example in enumerate(examples or examples_for(mechanism)):
         for rule in (*rules, guarantee_holds_exactly) if examples else rules:
             name = f"{mechanism.name}: {rule.__name__} [{number} {example.table.neighbours}]"
-            yield Check(name, partial(rule, mechanism, example))
+            yield _bind_rule(name, rule, mechanism, example)
     # Standard parameters plan on tables that are small enough for an enumeration, too.
     for number, example in enumerate(() if examples else tiny_examples(mechanism)):
         name = f"{mechanism.name}: guarantee_holds_exactly [{number} {example.table.neighbours}]"
-        yield Check(name, partial(guarantee_holds_exactly, mechanism, example))
+        yield _bind_rule(name, guarantee_holds_exactly, mechanism, example)
+
+
+def _bind_rule(name: str, rule: Callable[..., None], *arguments: Any) -> Check:
+    """A check whose verdict follows from code alone: its randomness has a seed, and work is counted."""
+
+    def run() -> None:
+        with fix_randomness():
+            rule(*arguments)
+
+    return Check(name, run)
 
 
 def class_describes_itself(mechanism: AnyMechanism) -> None:

@@ -36,15 +36,15 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 #: Values of one number of noise, and numbers drawn at once, at most.
 WIDEST = 1000
-#: What is far from done after this part of its time is given up,
+#: What is far from done after this part of its work is given up,
 EARLY = 1 / 8
-#: where it would take so many times as long as it may. Later paths can be shorter, but not by so much.
+#: where it would take so many times as much as it may. Later paths can be shorter, but not by so much.
 HOPELESS = 8
 #: Choices of one path, and paths, between two looks at the clock, which can cost more than a choice.
 PICKS_PER_CLOCK, PATHS_PER_CLOCK = 64, 16
 #: What a choice is worth, in numbers that are followed.
 PICK = 1 / 10
-TIME_IS_OVER = "the time for the enumeration is over"
+TOO_MUCH_WORK = "the enumeration takes more work than it may"
 
 
 class NotEnumerable(Exception):
@@ -69,7 +69,7 @@ class Enumerator(Source):
         if step % PICKS_PER_CLOCK == PICKS_PER_CLOCK - 1:
             add_work(PICKS_PER_CLOCK * PICK)
             if spent() > self.end:
-                raise NotEnumerable(TIME_IS_OVER)
+                raise NotEnumerable(TOO_MUCH_WORK)
         # Beyond the script the first alternative, which makes the order depth-first.
         if step == len(self.path):
             self.path.append(0)
@@ -114,7 +114,7 @@ def enumerate_outputs(
     draw: Callable[[Source], Outcome],
     tail: float = exact_divergence.TAIL,
     paths: int = 500_000,
-    seconds: float = math.inf,
+    work: float = math.inf,
 ) -> dict[Outcome, float]:
     """Every outcome of ``draw`` with its probability.
 
@@ -122,7 +122,7 @@ def enumerate_outputs(
         draw: takes all of its randomness from the source that it is given.
         tail: probability that each number of noise may leave out.
         paths: how many random paths there may be.
-        seconds: CPU time of this thread that may pass.
+        work: work that may be done (`dpflow.testing.work`).
 
     Raises:
         NotEnumerable: raw words were drawn, or a limit was reached.
@@ -130,7 +130,7 @@ def enumerate_outputs(
     law: dict[Outcome, float] = defaultdict(float)
     path: list[int] = []
     begun = spent()
-    early, end = begun + seconds * EARLY, begun + seconds
+    early, end = begun + work * EARLY, begun + work
     with follow_laws():
         for number in range(paths):
             source = Enumerator(path, tail, end)
@@ -143,9 +143,9 @@ def enumerate_outputs(
             path = following
             if number % PATHS_PER_CLOCK == 0 and (now := spent()) > early:
                 if now > end:
-                    raise NotEnumerable(TIME_IS_OVER)
+                    raise NotEnumerable(TOO_MUCH_WORK)
                 if source.progress < EARLY / HOPELESS:
-                    raise NotEnumerable("the time for the enumeration would not do")
+                    raise NotEnumerable(TOO_MUCH_WORK)
                 early = end
     raise NotEnumerable(f"more than {paths} paths; take a larger epsilon or fewer groups")
 

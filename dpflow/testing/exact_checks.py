@@ -58,13 +58,13 @@ from dpflow.testing.session_checks import (
     neighbouring_sides,
 )
 from dpflow.testing.tiny_tables import NOTHING, ROWS, TINY_TABLES, is_tiny
-from dpflow.testing.work import add_work, spent
+from dpflow.testing.work import add_work, counts_work, spent
 
 Law = Mapping[Hashable, float]
 
-#: CPU seconds for all distributions of one example at one epsilon.
-SECONDS = 0.5
-#: With fewer pairs than these when time is over, other noise is tried, too.
+#: Work for all distributions of one example at one epsilon.
+WORK = 0.5
+#: With fewer pairs than these when work is over, other noise is tried, too.
 FEW_PAIRS = 5
 #: What truncated noise may add to a computed delta.
 SLACK = 1e-6
@@ -119,13 +119,14 @@ def tiny_examples(mechanism: AnyMechanism) -> list[Example]:
     return []
 
 
+@counts_work
 def compare_exactly(
-    mechanism: AnyMechanism, example: Example, seconds: float = SECONDS
+    mechanism: AnyMechanism, example: Example, work: float = WORK
 ) -> ExactComparison:
     """Output distributions of one example on its neighbouring answers, the most distant first."""
     best: ExactComparison | None = None
     for raw in _widen_epsilon(mechanism, example):
-        comparison = _compare_laws(mechanism, replace(example, params=raw), seconds)
+        comparison = _compare_laws(mechanism, replace(example, params=raw), work)
         if best is None or comparison.pairs > best.pairs or not comparison.passed:
             best = comparison
         # Some pairs of a release show its scale; a session shows it after many questions.
@@ -136,7 +137,7 @@ def compare_exactly(
     return best
 
 
-def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> ExactComparison:
+def _compare_laws(mechanism: AnyMechanism, example: Example, work: float) -> ExactComparison:
     params, event = plan_mechanism(mechanism, example.table, example.params)
     epsilon, delta = epsilon_delta(event)
     slack = SLACK if isinstance(mechanism, Mechanism) else SESSION_SLACK
@@ -146,7 +147,7 @@ def _compare_laws(mechanism: AnyMechanism, example: Example, seconds: float) -> 
     worst_delta, worst_epsilon, pairs, obstacle = 0.0, 0.0, 0, ""
     worst: tuple[Law, Law] | None = None
     refuted: tuple[tuple[Law, Law], tuple[Answer, Answer] | None] | None = None
-    end = spent() + seconds
+    end = spent() + work
     laws = (
         _session_laws(mechanism, example, params, tail, end)
         if isinstance(mechanism, InteractiveMechanism)
@@ -186,11 +187,12 @@ class NotFollowed(UserWarning):
     """Output distributions that could not be listed, or not all of them: what passed says nothing of the rest."""
 
 
+@counts_work
 def guarantee_holds_exactly(mechanism: AnyMechanism, example: Example) -> None:
     """Output distributions on neighbouring tables keep the event's (epsilon, delta), over the
     whole result; what cannot be listed is a warning.
     """
-    comparison = compare_exactly(mechanism, example, SECONDS * harness.effort)
+    comparison = compare_exactly(mechanism, example, WORK * harness.effort)
     if comparison.passed:
         if comparison.obstacle:
             warnings.warn(
@@ -220,7 +222,7 @@ def _name_leak(mechanism: AnyMechanism, example: Example, found: ExactComparison
 
     draws = [draw_from(answer) for answer in answers]
     tail = SLACK / 20 * math.exp(-min(found.epsilon, 40))
-    return name_exact_leak(draws, found.epsilon, found.delta + SLACK, tail, 40 * SECONDS)
+    return name_exact_leak(draws, found.epsilon, found.delta + SLACK, tail, 40 * WORK)
 
 
 def randomness_has_a_law(mechanism: AnyMechanism, example: Example) -> None:
@@ -303,7 +305,7 @@ def _release_laws(
                     mechanism.draw(params, example.table, answer, source)
                 ),
                 tail=tail,
-                seconds=end - spent(),
+                work=end - spent(),
             )
         return laws[name]
 
@@ -382,7 +384,7 @@ def _session_laws(
     end: float,
 ) -> Iterator[tuple[Law, Law, tuple[Answer, Answer] | None]]:
     """Distributions of whole transcripts: every game on all neighbours, one question more in each
-    round, as long as time allows.
+    round, as long as work allows.
     """
     queries = [validate_model(mechanism.Query, query) for query in example.queries]
     sides = [
@@ -468,7 +470,7 @@ class _SessionSide:
             if len(paths) > MOST_PATHS:
                 raise NotEnumerable(f"a session has more than {MOST_PATHS} paths")
             if spent() > self._end:
-                raise NotEnumerable("the time for the sessions is over")
+                raise NotEnumerable("the sessions take more work than they may")
             transcripts: dict[Hashable, float] = defaultdict(float)
             for (_, _, verdicts), mass in paths.items():
                 transcripts[verdicts] += mass
@@ -509,6 +511,6 @@ class _SessionSide:
         self, name: tuple[str, str] | None, draw: Callable[[Source], Hashable]
     ) -> Law:
         if name not in self._steps:
-            seconds = self._end - spent()
-            self._steps[name] = enumerate_outputs(draw, tail=self._tail, seconds=seconds)
+            work = self._end - spent()
+            self._steps[name] = enumerate_outputs(draw, tail=self._tail, work=work)
         return self._steps[name]

@@ -20,6 +20,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property, partial
 from typing import Any
 
@@ -57,6 +58,7 @@ from dpflow.testing.generated_tables import (
     lone_unit_cases,
     spread,
 )
+from dpflow.testing.half_widths import half_widths_hold
 from dpflow.testing.harness import (
     LimitedSource,
     NotConformant,
@@ -74,29 +76,29 @@ from dpflow.testing.replay import (
     find_gaussian_distance,
 )
 from dpflow.testing.replay_audit import ROUNDING, bound_delta
-from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay_laws import Impossible, NamedNoise, Unfollowed
 from dpflow.testing.replay_samplers import follow_samplers
+from dpflow.testing.replay_sources import Recording
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.sensitivity_audit import statistics_move_as_stated
-from dpflow.testing.work import Made, spent
+from dpflow.testing.work import Made, counts_work, spent
 
 #: Paths of one enumeration, and of all of them together.
 PATHS, ALL_PATHS = 2_000, 12_000
 #: What an enumeration leaves out of each number, and what that may add to delta.
 TAIL, SLACK = 1e-9, 1e-5
-#: Pairs of neighbours of all cases together. Work is counted, so that what a check finds does not
-#: depend on how busy a machine is; a mechanism whose draws take long is stopped after so many CPU
-#: seconds all the same. Cases beyond either are reported as not followed.
-PAIRS, MAX_SECONDS = 2_400, 20
+#: Pairs of neighbours of all cases together, and work (`dpflow.testing.work`), for draws that take long. Cases beyond
+#: either are reported as not followed.
+PAIRS, MAX_WORK = 2_400, 20
 #: Work for a few pairs of every case.
-WHOLE_SECONDS = 90
+WHOLE_WORK = 90
 #: How many times longer a first pair is waited for.
 PATIENCE = 10
 #: Runs with a delta: few that show whether all noise is Gaussian and shifted alike, which says what they need; else
 #: some, and then more, of which this may be seen. Many where they need so much more than is stated.
 FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 300, 3_000, 0.01, 0.05
 #: Work of one run whose numbers are chosen.
-CLIMB_SECONDS = 0.3
+CLIMB_WORK = 0.3
 #: Pairs of each case that have been compared after each round.
 DEPTHS = (2, MAX_PAIRS, CLOSE_PAIRS)
 #: Cases of which tables of many equal units are compared.
@@ -106,7 +108,7 @@ MAX_CHANGES = 4
 #: Declarations with parameters whose form is looked at, and draws of an audited change.
 FORMS, DRAWS = 4, 800
 #: Work of the draws of one change.
-PAIR_SECONDS = 2
+PAIR_WORK = 2
 
 
 @dataclass
@@ -154,6 +156,7 @@ def _name_cells(cells: Cells) -> str:
     return ", ".join(f"{name} {' and '.join(sorted(cells[name]))}" for name in cells)
 
 
+@counts_work
 def find_violation(
     mechanism: Mechanism[Any],
     effort: float = 1.0,
@@ -208,13 +211,13 @@ def _search(
                 part: Made[_ComparedCase] = part,
             ) -> bool:
                 pairs, is_needed = coverage.pairs - before, is_whole and is_first
-                seconds = WHOLE_SECONDS if is_needed else MAX_SECONDS * effort
+                work = WHOLE_WORK if is_needed else MAX_WORK * effort
                 # What cases cost to make is no work of comparing them.
-                taken = spent() - begun - part.seconds
-                is_spent = taken > seconds
+                taken = spent() - begun - part.work
+                is_spent = taken > work
                 is_spent = is_spent or (pairs >= PAIRS * effort and not is_needed)
                 # Where no run of a mechanism can be followed in time, further cases are no other.
-                return (pairs > 0 and is_spent) or taken > PATIENCE * seconds
+                return (pairs > 0 and is_spent) or taken > PATIENCE * work
 
             for depth, case in ((depth, case) for depth in DEPTHS for case in part):
                 ends = partial(is_over, depth == DEPTHS[0])
@@ -333,11 +336,11 @@ class _ComparedCase:
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
             if delta:
-                needed = _find_delta(*runs, epsilon, delta, MAX_SECONDS * self._effort)
+                needed = _find_delta(*runs, epsilon, delta, MAX_WORK * self._effort)
                 return (
                     f"runs need delta {needed:.4g} at epsilon {epsilon:g}" if needed > delta else ""
                 )
-            worst = climb_both_ways(*runs, CLIMB_SECONDS)
+            worst = climb_both_ways(*runs, CLIMB_WORK)
             if worst is None:
                 return None
             return f"a possible run loses {worst:.4g}" if worst > epsilon + ROUNDING else ""
@@ -370,10 +373,10 @@ class _ComparedCase:
         return self._laws.get(name)
 
 
-def _find_delta(first: Run, second: Run, epsilon: float, delta: float, seconds: float) -> float:
+def _find_delta(first: Run, second: Run, epsilon: float, delta: float, work: float) -> float:
     """A lower bound of the delta that drawn runs need at epsilon, on either side against the other; many of them
     where few seem to need more than is stated, or the laws of their noise say so. Each number of runs ends with its
-    seconds of work: of few runs nothing is refuted.
+    work: of few runs nothing is refuted.
     """
     needed = [0.0]
     for sides in ((first, second), (second, first)):
@@ -383,18 +386,19 @@ def _find_delta(first: Run, second: Run, epsilon: float, delta: float, seconds: 
         else:
             # One run that the other side never makes may be what delta allows.
             excess = SUSPICIOUS if distance is None else SLIGHT
-            losses = draw_losses(*sides, SOME_RUNS, seconds)
+            losses = draw_losses(*sides, SOME_RUNS, work)
             is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + excess
             if is_suspicious:
-                losses = draw_losses(*sides, MORE_RUNS, seconds)
+                losses = draw_losses(*sides, MORE_RUNS, work)
                 is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS / 2
         if is_suspicious:
             # What decides is drawn afresh.
-            losses = draw_losses(*sides, MANY_RUNS, seconds)
+            losses = draw_losses(*sides, MANY_RUNS, work)
             needed.append(bound_delta(losses, epsilon, RARE)[0])
     return max(needed)
 
 
+@counts_work
 def guarantee_holds_on_generated_tables(mechanism: Mechanism[Any]) -> None:
     """The guarantee holds on generated declarations, parameters and neighbours."""
     violation, *_ = _search(mechanism, harness.effort)
@@ -471,7 +475,7 @@ def structure_changes(
     mechanism: Mechanism[Any], case: Case, end: float = math.inf
 ) -> list[tuple[int, tuple[Answer, Answer]]]:
     """Sizes n at which the form of the result differs between tables of n and n + 1 equal units, as
-    far as this thread's CPU time allows before ``end``.
+    far as work allows before ``end``.
 
     Raises `TypeError` for a request without a reference answer.
     """
@@ -509,9 +513,10 @@ def structure_changes(
     return changes
 
 
+@counts_work
 def structure_is_public(mechanism: Mechanism[Any]) -> None:
     """The form of a result does not tell how many rows there are."""
-    end = spent() + MAX_SECONDS / 2 * harness.effort
+    end = spent() + MAX_WORK / 2 * harness.effort
     for case in spread(generate_cases(mechanism))[: max(1, int(FORMS * harness.effort))]:
         with suppress(TypeError):
             for n, pair in structure_changes(mechanism, case, end):
@@ -519,12 +524,48 @@ def structure_is_public(mechanism: Mechanism[Any]) -> None:
                 _audit_pair(mechanism, case, pair, what)
 
 
+@counts_work
 def delta_covers_lone_units(mechanism: Mechanism[Any]) -> None:
     """A unit that is alone in many groups shows with probability delta at most, also at a small
     epsilon, where noise is fine enough to tell delta for one group from delta for all.
     """
     for case, pair in lone_unit_cases(mechanism):
-        _audit_pair(mechanism, case, pair, "one unit alone in six groups shows")
+        params = mechanism.Params.model_validate(dict(case.params))
+        shown = _find_shown(*(DrawRun(mechanism, params, case.table, answer) for answer in pair))
+        if shown is None:
+            _audit_pair(mechanism, case, pair, "one unit alone in six groups shows")
+            continue
+        _, delta = epsilon_delta(mechanism.event(params, case.table))
+        require(
+            shown <= delta * (1 + ROUNDING),
+            f"one unit alone in six groups shows with probability {shown:.4g}, where the event states {delta:.4g} "
+            f"({dict(case.params)}, {case.table.neighbours})",
+        )
+
+
+def _find_shown(first: Run, second: Run) -> float | None:
+    """How probably a name is shown that one side alone has, which is the delta that sides without a common name need at
+    any epsilon; None where more noise than that of names is drawn, or it cannot be followed.
+    """
+    laws = list[NamedNoise]()
+    try:
+        with follow_samplers():
+            for run in (first, second):
+                recorded = Recording(Fraction(1), False)
+                run(recorded)
+                if len(recorded.laws) > 1:
+                    return None
+                laws += recorded.laws
+    except Unfollowed:
+        return None
+    if not all(isinstance(law, NamedNoise) for law in laws):
+        return None
+    if len(laws) == 2 and laws[0].exact.keys() & laws[1].exact.keys():
+        return None
+    try:
+        return max(-math.expm1(math.fsum(map(law.log_hidden, law.exact.values()))) for law in laws)
+    except Impossible:
+        return 1.0
 
 
 def _audit_pair(
@@ -544,7 +585,7 @@ def _audit_pair(
         return lambda: make_outcome(list_features(draw()), paths)
 
     samplers = sampler(draws[0]), sampler(draws[1])
-    number = affordable_draws(samplers[1], int(DRAWS * harness.effort), PAIR_SECONDS)
+    number = affordable_draws(samplers[1], int(DRAWS * harness.effort), PAIR_WORK)
     audit = audit_with_confirmation(*samplers, epsilon, delta, draws=number)
     require(audit.passed, f"{what} ({dict(case.params)}, {case.table.neighbours}): {audit}")
 
@@ -554,4 +595,5 @@ GENERATED = (
     structure_is_public,
     delta_covers_lone_units,
     statistics_move_as_stated,
+    half_widths_hold,
 )

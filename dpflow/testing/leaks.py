@@ -29,7 +29,7 @@ def name_exact_leak(
     epsilon: float,
     delta: float,
     tail: float,
-    seconds: float,
+    work: float,
 ) -> str:
     """What leaks between two neighbours whose every draw can be followed.
 
@@ -37,12 +37,11 @@ def name_exact_leak(
         draws: one function of a source for each neighbour.
         epsilon, delta: the guarantee that the results break.
         tail: mass that truncated noise may leave out.
-        seconds: CPU seconds for both sides; when they are over, nothing is named.
+        work: work for both sides; when it is over, nothing is named.
     """
     try:
         laws = [
-            enumerate_outputs(_freeze_features(draw), tail=tail, seconds=seconds / 2)
-            for draw in draws
+            enumerate_outputs(_freeze_features(draw), tail=tail, work=work / 2) for draw in draws
         ]
     except NotEnumerable:
         return "the result"

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from fractions import Fraction
 from functools import partial
-from itertools import product
+from itertools import islice, product
 from typing import Any
 
 from dpflow.core.accounting.events import Event, Unprotected
@@ -57,8 +57,10 @@ from dpflow.testing.generated_checks import (
     structure_is_public,
 )
 from dpflow.testing.generated_ranges import range_cases
-from dpflow.testing.generated_tables import EPSILONS, describe_sizes, spread
+from dpflow.testing.generated_tables import EPSILONS, describe_sizes
+from dpflow.testing.half_widths import check_half_widths
 from dpflow.testing.harness import NotConformant, epsilon_delta, spend_effort
+from dpflow.testing.own_state import list_own_state
 from dpflow.testing.part_audit import audit_parts
 from dpflow.testing.release_checks import (
     draw_never_raises,
@@ -81,12 +83,12 @@ POWER = 0.99
 CONFIDENCE = 0.99
 #: Draws from either neighbour, at most.
 DRAWS = 40_000
-#: CPU seconds of an audit that looks at all generated tables.
+#: Work of an audit that looks at all generated tables.
 ENOUGH = 50
 #: Of the effort of such an audit, from where on ranges are tried whole.
 WHOLE = 0.1
-#: CPU seconds of a session's look at one epsilon, and draws from either neighbour.
-SWEEP_SECONDS, SWEEP_DRAWS = 0.8, 400
+#: Work of a session's look at one epsilon, and draws from either neighbour.
+SWEEP_WORK, SWEEP_DRAWS = 0.8, 400
 #: Examples, and plans at ends of ranges, on which it is looked at what a draw does beside its result.
 CONDUCT = 6
 #: Points of a privacy profile.
@@ -121,7 +123,8 @@ class MechanismAudit:
         ranges: whether each generated value of a range was tried in some plan.
         not_followed: generated declarations with parameters of which nothing could be compared.
         arithmetic: where noise takes its sensitivity from, as far as draws showed: ``of requests``, ``declared`` (and
-            tested), or ``own arithmetic`` (`dpflow.testing.sensitivity_audit`).
+            tested), ``own arithmetic`` (`dpflow.testing.sensitivity_audit`), or ``own state``.
+        own_state: what its code reads beside its arguments (`dpflow.testing.own_state`): no audit holds that still.
     """
 
     mechanism: str
@@ -146,7 +149,8 @@ class MechanismAudit:
     sizes: str = ""
     ranges: bool = False
     not_followed: int = 0
-    arithmetic: Arithmetic = ORDER[-1]
+    arithmetic: Arithmetic = "own arithmetic"
+    own_state: Sequence[str] = ()
 
     @property
     def verdict(self) -> str:
@@ -240,14 +244,17 @@ def _audit_by_work(
     )
     if generated.reason:
         best = replace(best, refuted=True, reason=generated.reason, weakened=None, power=0.0)
+    own_state = list_own_state(mechanism)
+    arithmetic = "own state" if own_state else generated.arithmetic
     return replace(
         best,
         coverage={name: sorted(values) for name, values in sorted(generated.cells.items())},
         plans=sorted(generated.plans),
         sizes=generated.sizes,
-        ranges=generated.ranges and generated.arithmetic == ORDER[0],
+        ranges=generated.ranges and arithmetic == ORDER[0],
         not_followed=generated.not_followed,
-        arithmetic=generated.arithmetic,
+        arithmetic=arithmetic,
+        own_state=own_state,
     )
 
 
@@ -261,28 +268,28 @@ class _Generated:
     sizes: str = ""
     ranges: bool = False
     not_followed: int = 0
-    arithmetic: Arithmetic = ORDER[-1]
+    arithmetic: Arithmetic = "own arithmetic"
 
 
 def _check_generated(
     mechanism: Mechanism[Any], examples: Sequence[Example], plans: Sequence[Example]
 ) -> _Generated:
-    """The checks of generated tables, and of what a draw does beside its result."""
-    is_whole = harness.effort >= WHOLE
-    violation, coverage = find_violation(mechanism, harness.effort, [*plans, *examples], is_whole)
-    moves = check_moves(mechanism, harness.effort, [*examples, *plans])
-    reason = moves.excess if violation is None else str(violation)
-    checks = (
-        structure_is_public,
+    """The checks of generated tables, and of what a draw does beside its result; those that cost least come first."""
+    is_whole, given = harness.effort >= WHOLE, [*plans, *examples]
+    for check in (
+        partial(_check_conduct, examples=given),
         delta_covers_lone_units,
-        partial(_check_conduct, examples=[*plans, *examples]),
-    )
-    for check in checks:
+        structure_is_public,
+    ):
         try:
-            if not reason:
-                check(mechanism)
+            check(mechanism)
         except NotConformant as refusal:
-            reason = str(refusal)
+            return _Generated(str(refusal))
+    if widths := check_half_widths(mechanism, harness.effort, given).excess:
+        return _Generated(widths)
+    moves = check_moves(mechanism, harness.effort, [*examples, *plans])
+    violation, coverage = find_violation(mechanism, harness.effort, given, is_whole)
+    reason = moves.excess if violation is None else str(violation)
     return _Generated(
         reason,
         coverage.cells,
@@ -290,7 +297,7 @@ def _check_generated(
         describe_sizes(mechanism),
         coverage.ranges,
         coverage.not_followed,
-        moves.arithmetic or ORDER[-1],
+        moves.arithmetic or "own arithmetic",
     )
 
 
@@ -299,7 +306,7 @@ def _check_conduct(mechanism: Mechanism[Any], examples: Sequence[Example]) -> No
     for example in examples[:CONDUCT]:
         for rule in (draw_never_raises, randomness_is_the_source, order_is_public):
             rule(mechanism, example)
-    for case in spread(range_cases(mechanism, examples))[:CONDUCT]:
+    for case in islice(range_cases(mechanism, examples).sample(1.0), CONDUCT):
         draw_never_raises(mechanism, Example(case.table, case.params))
 
 
@@ -333,12 +340,12 @@ def _sweep_epsilons(
         moves.excess,
         merge_cells(cells),
         frozenset(map(digest_cells, cells)),
-        arithmetic=moves.arithmetic or ORDER[-1],
+        arithmetic=moves.arithmetic or "own arithmetic",
     )
 
 
 def _holds_briefly(mechanism: InteractiveMechanism[Any, Any], example: Example) -> bool:
-    seconds = SWEEP_SECONDS * harness.effort
+    seconds = SWEEP_WORK * harness.effort
     if (replayed := replay_examples(mechanism, [example], seconds)) is not None:
         return replayed.passed
     samplers = _list_samplers(mechanism, example)
@@ -376,7 +383,7 @@ def _audit_exactly(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> MechanismAudit | None:
     """The exact method; None where no example can be followed."""
-    # Half of the time looks for the best example, and half weakens its noise.
+    # Half of the work looks for the best example, and half weakens its noise.
     seconds_each = seconds / 2 / max(len(examples), 1)
     comparisons = []
     for example in examples:
@@ -487,7 +494,7 @@ def _audit_draws(
     """The black-box method: the pair of neighbours that shows most is drawn from longest."""
     begun = spent()
     best: tuple[float, Example, int] | None = None
-    # A third of the time chooses. Weak noise shows soonest which neighbours are far apart.
+    # A third of the work chooses. Weak noise shows soonest which neighbours are far apart.
     with weaken_noise(FACTORS[3]):
         sampler_pairs = [
             (example, index, samplers)
@@ -514,7 +521,7 @@ def _audit_draws(
     weakened, power = None, 0.0
     for factor in () if refuted else FACTORS:
         with weaken_noise(factor):
-            # A quarter of the draws tells whether all of them are worth their time.
+            # A quarter of the draws tells whether all of them are worth their work.
             a, b = _list_samplers(mechanism, example)[index]
             quick = audit_pair(a, b, epsilon, delta, draws=draws // 4, confidence=0.5)
             power = estimate_power(a, b, epsilon, delta, draws=draws) if not quick.passed else 0.0

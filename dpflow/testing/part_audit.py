@@ -38,7 +38,7 @@ from dpflow.testing.replay_audit import ROUNDING, estimate_hit, list_runs
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.replay_sources import StatedPart
-from dpflow.testing.work import spent
+from dpflow.testing.work import counts_work, spent
 
 #: Runs that choose a pair of neighbours, and that judge it.
 FEW, MOST = 4, 2000
@@ -68,8 +68,9 @@ class PartAudit:
     runs: int
 
 
+@counts_work
 def audit_parts(
-    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float, factor: int = 1
+    mechanism: AnyMechanism, examples: Sequence[Example], work: float, factor: int = 1
 ) -> PartAudit | None:
     """Audit the example and pair of neighbours whose parts show most; None where no run states
     parts, or where one on any pair tells something before its first part.
@@ -77,10 +78,10 @@ def audit_parts(
     Args:
         mechanism: an instance.
         examples: those with units of several rows are left out: parts state what one row costs.
-        seconds: CPU time.
+        work: work (`dpflow.testing.work`).
         factor: how much weaker all noise is than asked for.
     """
-    end, best = spent() + seconds, None
+    end, best = spent() + work, None
     usable = [one for one in examples if one.table.contribution_bounds.rows == 1]
     with follow_samplers(), suppress(_Unstated):
         for number, example in enumerate(usable):
@@ -96,7 +97,7 @@ def audit_parts(
             return None
         trial, runs = best
         # At least some runs, also on a busy machine: a share says little of how surely it is seen.
-        until = spent() + max(end - spent(), seconds / 4)
+        until = spent() + max(end - spent(), work / 4)
         return _judge_pair(mechanism, trial.example, runs, MOST, until, factor)
     return None
 

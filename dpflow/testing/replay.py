@@ -69,7 +69,7 @@ def draw_losses(
     first: Run,
     second: Run,
     most: int,
-    seconds: float = math.inf,
+    work: float = math.inf,
     *,
     factor: Fraction | int = 1,
     explores: bool = False,
@@ -80,7 +80,7 @@ def draw_losses(
     Args:
         first, second: runs on neighbouring answers.
         most: how many runs; at least one is made.
-        seconds: CPU time after which no further one is.
+        work: work after which no further one is.
         factor: how much weaker all noise is than asked for.
         explores: draw from everywhere, also what is improbable: it says how large a loss can be,
             and nothing of how often.
@@ -88,7 +88,7 @@ def draw_losses(
     Raises:
         Unfollowed: see the module.
     """
-    end, losses = spent() + seconds, list[float]()
+    end, losses = spent() + work, list[float]()
     with follow_samplers():
         while len(losses) < most and (not losses or spent() < end):
             losses.append(_draw_loss(first, second, Fraction(factor), explores))
@@ -115,27 +115,27 @@ def find_gaussian_distance(first: Run, second: Run, number: int) -> float | None
 
 
 def climb_losses(
-    first: Run, second: Run, most: int, seconds: float, *, factor: Fraction | int = 1
+    first: Run, second: Run, most: int, work: float, *, factor: Fraction | int = 1
 ) -> NDArray[np.float64]:
     """Losses of runs that are chosen number by number: of a few values of each the one that loses most.
 
     A run of many parts loses all that it may where each of them does, which no chance finds. Each is a
     possible run, and its loss is exact; how often it comes is not said. The arguments are those of
-    `draw_losses`; fewer runs are made if time is over, and then perhaps none.
+    `draw_losses`; fewer runs are made if work is over, and then perhaps none.
     """
-    end, losses = spent() + seconds, list[float]()
-    with follow_samplers(), suppress(_TimeIsOver):
+    end, losses = spent() + work, list[float]()
+    with follow_samplers(), suppress(_WorkIsOver):
         while len(losses) < most:
             losses.append(_climb_loss(first, second, Fraction(factor), end))
     return np.array(losses)
 
 
-def climb_both_ways(first: Run, second: Run, seconds: float) -> float | None:
-    """The largest loss of a run on either side against the other, chosen as by `climb_losses`; None where time is over
+def climb_both_ways(first: Run, second: Run, work: float) -> float | None:
+    """The largest loss of a run on either side against the other, chosen as by `climb_losses`; None where work is over
     before. What is tried of the first number says what it loses in both directions.
     """
-    end = spent() + seconds
-    with follow_samplers(), suppress(_TimeIsOver):
+    end = spent() + work
+    with follow_samplers(), suppress(_WorkIsOver):
         try:
             own = [*_try_number(first, second, Fraction(1), (), TRIES // 2, end)]
             own += map(_turn, _try_number(second, first, Fraction(1), (), TRIES // 2, end))
@@ -148,7 +148,7 @@ def climb_both_ways(first: Run, second: Run, seconds: float) -> float | None:
     return None
 
 
-class _TimeIsOver(Exception):
+class _WorkIsOver(Exception):
     """A climb was not finished."""
 
 
@@ -192,13 +192,13 @@ def _try_number(
     first: Run, second: Run, factor: Fraction, given: Sequence[Any], number: int, end: float
 ) -> Iterator[_Try]:
     """Runs with these numbers and another one each: drawn from everywhere, and the one that loses most where laws
-    know it. Raises `Impossible` where the other side never makes one of them, and `_TimeIsOver`.
+    know it. Raises `Impossible` where the other side never makes one of them, and `_WorkIsOver`.
     """
     aims: list[Any] = []
     for turn in range(number):
-        # Asking the clock takes as long as a small run.
-        if turn % TRIES == 0 and spent() > end:
-            raise _TimeIsOver
+        # Asking takes as long as a small run.
+        if turn % TRIES == 0 and spent() >= end:
+            raise _WorkIsOver
         values = [*given, *aims] if turn == 1 else given
         recorded = Recording(factor, True, _has_places(first, second), values, len(given) + 1)
         replayed = _replay_run(first, second, recorded)

@@ -31,7 +31,7 @@ from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
 from dpflow.testing.replay_laws import Unfollowed
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
-from dpflow.testing.work import spent
+from dpflow.testing.work import counts_work, spent
 
 #: Runs that choose a pair of neighbours, and that judge it.
 FEW, MOST = 40, 20_000
@@ -85,22 +85,23 @@ class ReplayedRuns:
         return max(0.0, bound_delta(self.losses, epsilon, 1 - CONFIDENCE)[0])
 
 
+@counts_work
 def replay_examples(
-    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+    mechanism: AnyMechanism, examples: Sequence[Example], work: float
 ) -> ReplayedRuns | None:
     """Audit the example and pair of neighbours that shows most; None where none can be followed."""
     with follow_samplers():
-        return _replay_examples(mechanism, examples, seconds)
+        return _replay_examples(mechanism, examples, work)
 
 
 def _replay_examples(
-    mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
+    mechanism: AnyMechanism, examples: Sequence[Example], work: float
 ) -> ReplayedRuns | None:
     begun, best, most = spent(), None, -math.inf
     candidates = [*_widen(mechanism, examples)]
     for number, example in enumerate(candidates):
         # Each example gets its part of what is left of the time that chooses.
-        left = begun + seconds / 2 - spent()
+        left = begun + work / 2 - spent()
         end = spent() + left / (len(candidates) - number)
         listed = list_runs(mechanism, example)
         for index, runs in enumerate(listed):
@@ -115,15 +116,16 @@ def _replay_examples(
                     best, most = trial, score
     if best is None:
         return None
-    return replay_pair(mechanism, best, 1, begun + seconds - spent())
+    return replay_pair(mechanism, best, 1, begun + work - spent())
 
 
+@counts_work
 def replay_pair(
-    mechanism: AnyMechanism, chosen: ReplayedRuns, factor: int, seconds: float
+    mechanism: AnyMechanism, chosen: ReplayedRuns, factor: int, work: float
 ) -> ReplayedRuns:
     """The chosen pair once more, with noise that is so many times weaker."""
     runs = list_runs(mechanism, chosen.example)[chosen.place]
-    return _judge(mechanism, chosen.example, chosen.place, runs, MOST, seconds, factor)
+    return _judge(mechanism, chosen.example, chosen.place, runs, MOST, work, factor)
 
 
 def estimate_power(replayed: ReplayedRuns) -> float:
@@ -198,13 +200,13 @@ def _judge(
     place: int,
     runs: tuple[Run, Run],
     most: int,
-    seconds: float,
+    work: float,
     factor: int = 1,
 ) -> ReplayedRuns:
     epsilon, delta = epsilon_delta(plan_mechanism(mechanism, example.table, example.params)[1])
     # Of a pure guarantee any possible run will do, so half of them look at improbable ones.
     # What chance finds at all it finds soon.
-    part = seconds / 2 if delta else seconds / 8
+    part = work / 2 if delta else work / 8
     losses = draw_losses(*runs, max(most // 2, 4), part, factor=factor, explores=not delta)
     more = draw_losses(*runs, max(most // 2, 4), part, factor=factor)
     losses = np.concatenate([losses, more])

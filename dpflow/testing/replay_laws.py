@@ -148,13 +148,13 @@ class NamedNoise:
             if name in value.noisy:
                 yield self._log_weight(value.noisy[name] - exact)
             else:
-                yield self._log_hidden(exact)
+                yield self.log_hidden(exact)
         for name in value.noisy.keys() - self.exact.keys():
             if self.shows(value.noisy[name]):
                 raise Impossible
             # Here it is hidden for certain: what is left is its law on the other side, given that.
             exact = value.law.exact[name]
-            yield value.law._log_weight(value.noisy[name] - exact) - value.law._log_hidden(exact)
+            yield value.law._log_weight(value.noisy[name] - exact) - value.law.log_hidden(exact)
 
     def _log_weight(self, noise: int) -> float:
         """Of a number that is followed; its normaliser is the same on both sides, which follow the same names."""
@@ -164,20 +164,20 @@ class NamedNoise:
             return -(noise**2) / (2 * float(self.size))
         return -abs(noise) / float(self.size)
 
-    def _log_hidden(self, exact: int) -> float:
+    def log_hidden(self, exact: int) -> float:
         """Of a number that noise leaves below the threshold."""
         if self.threshold is None:
             raise Impossible
         room = self.threshold - exact
         # The smaller of both tails has no rounding to hide it.
         if room > 0:
-            return math.log1p(-self._tail(room))
-        hidden = self._tail(1 - room)
+            return math.log1p(-self.tail(room))
+        hidden = self.tail(1 - room)
         if hidden <= 0:
             raise Impossible
         return math.log(hidden)
 
-    def _tail(self, t: int) -> float:
+    def tail(self, t: int) -> float:
         """Pr[X >= t] for t >= 1."""
         if self.sampler == "discrete_gaussian":
             return _gaussian_tail(self.size, t)

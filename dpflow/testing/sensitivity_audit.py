@@ -50,18 +50,18 @@ from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.release_checks import list_pairs
 from dpflow.testing.sampler_patches import REAL, replace_samplers
 from dpflow.testing.session_checks import MemorySession, Pick, neighbouring_sides
-from dpflow.testing.work import Made, spent
+from dpflow.testing.work import Made, counts_work, spent
 
-#: From the best to the worst: every sensitivity is a request's; some are declared, and tested; or some sampler was
-#: called with arithmetic of the mechanism's own.
-Arithmetic = Literal["of requests", "declared", "own arithmetic"]
-ORDER: tuple[Arithmetic, ...] = ("of requests", "declared", "own arithmetic")
+#: From the best to the worst: every sensitivity is a request's; some are declared, and tested; some sampler was
+#: called with arithmetic of the mechanism's own; or its code reads what no argument says (`dpflow.testing.own_state`).
+Arithmetic = Literal["of requests", "declared", "own arithmetic", "own state"]
+ORDER: tuple[Arithmetic, ...] = ("of requests", "declared", "own arithmetic", "own state")
 
 #: Pairs of one generated case, pairs without a statistic to compare after which none is expected, and cases of which
 #: tables of many equal units are compared.
 PAIRS, HOPELESS, SIZED = 6, 24, 4
 #: Work of all pairs.
-SECONDS = 8
+WORK = 8
 
 
 def _worst(*arithmetic: Arithmetic | None) -> Arithmetic | None:
@@ -117,7 +117,7 @@ class _Doors(Source):
         """What the door gives."""
         moved = meeting.moved
         is_proven = isinstance(moved, Sensitivity) and moved.is_proven
-        self.note(ORDER[-1] if moved is None else "of requests" if is_proven else "declared")
+        self.note("own arithmetic" if moved is None else "of requests" if is_proven else "declared")
         if self.first is None:
             meeting.given = draw(self._stream)
         else:
@@ -300,6 +300,7 @@ class Moves:
     excess: str
 
 
+@counts_work
 def check_moves(
     mechanism: Mechanism[Any], effort: float = 1.0, examples: Sequence[Example] = ()
 ) -> Moves:
@@ -316,8 +317,8 @@ def check_moves(
     with watch_doors():
         for number, case in enumerate(chain(tiny, by_hand, ranges)):
             # What cases cost to make is no work of comparing them.
-            taken = spent() - begun - ranges.seconds
-            if (pairs > HOPELESS and not comparable) or taken > SECONDS * effort:
+            taken = spent() - begun - ranges.work
+            if (pairs > HOPELESS and not comparable) or taken > WORK * effort:
                 break
             params, _ = plan_mechanism(mechanism, case.table, case.params)
             request = mechanism.data_request(params, case.table)
@@ -373,6 +374,7 @@ def _bind(
     return lambda source: mechanism.draw(params, table, answer, source)
 
 
+@counts_work
 def statistics_move_as_stated(mechanism: Mechanism[Any]) -> None:
     """What gets noise moves by the sensitivity that the noise was fitted to, at most; scores of a choice likewise."""
     moves = check_moves(mechanism, harness.effort)

@@ -40,6 +40,7 @@ from dpflow.testing.harness import (
     remember_globals,
     require,
 )
+from dpflow.testing.work import counts_work
 
 Interactive = InteractiveMechanism[Any, Any]
 #: Answers a data request, on one of two neighbouring tables.
@@ -50,8 +51,8 @@ Game = Callable[[Sequence[Any], Sequence[str]], Any]
 LONGEST = 30
 #: Sessions per side of an audit.
 DRAWS = 1200
-#: CPU seconds of the audits of one example.
-SECONDS = 1.5
+#: Work of the audits of one example.
+WORK = 1.5
 
 
 class MemorySession:
@@ -225,6 +226,7 @@ def event_covers_the_session(mechanism: Interactive, example: Example) -> None:
     )
 
 
+@counts_work
 def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     """Transcripts on neighbouring tables do not refute the event of the whole session, whatever is
     asked, and however often.
@@ -235,17 +237,17 @@ def guarantee_survives_audit(mechanism: Interactive, example: Example) -> None:
     sides = neighbouring_transcripts(mechanism, example)[::step]
     # Each pair is audited over whole sessions: the loss adds up over answers.
     for number, games in enumerate(sides):
-        seconds = SECONDS * harness.effort / len(sides)
+        work = WORK * harness.effort / len(sides)
         games = games[::step]
         # A short audit of each game chooses the one that gains most; its draws are not used again.
         gains = []
         for a, b in games if len(games) > 1 else []:
-            draws = affordable_draws(a, int(DRAWS * harness.effort) // 6, seconds / 2 / len(games))
+            draws = affordable_draws(a, int(DRAWS * harness.effort) // 6, work / 2 / len(games))
             gains.append(
                 audit_pair(a, b, epsilon, delta, draws=draws, confidence=SUSPICION).lower_epsilon
             )
         a, b = games[gains.index(max(gains))] if gains else games[0]
-        draws = affordable_draws(a, int(DRAWS * harness.effort), seconds / 2)
+        draws = affordable_draws(a, int(DRAWS * harness.effort), work / 2)
         audit = audit_with_confirmation(a, b, epsilon, delta, draws=draws)
         require(audit.passed, f"neighbouring answers {number}: {audit}")
 

@@ -1,56 +1,58 @@
-"""A clock of work instead of time: what an audit finds is a function of code and seed, however busy a machine is.
+"""A clock of work instead of time: what checks and audits find is a function of code and seed, however busy a machine is.
 
-Inside `count_work` all randomness of the system is a stream of one seed, and `spent` adds up work in nominal CPU
-seconds: each call of a mechanism costs what the function calls of one such call are worth, and each number that
-is followed or enumerated a fixed amount. Elsewhere `spent` is the CPU time of this thread.
+`spent` adds up work in nominal seconds: each number that is followed or enumerated costs a fixed amount. Inside
+`count_work` each call of a mechanism costs what the function calls of one such call are worth, and all randomness of
+the system is a stream of one seed. No CPU time is looked at anywhere.
 """
 
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from functools import wraps
 from itertools import islice
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from unittest import mock
 
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.sampling.randomness import Source, SystemSource
-from dpflow.testing.harness import StreamSource
+from dpflow.testing.harness import LimitedSource, StreamSource
 
 #: Nominal seconds of one function call, and of one number that is followed or enumerated.
 CALL, NUMBER = 5e-7, 2e-5
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
-_work: float | None = None
+_work = 0.0
+#: Whether somebody counts calls now.
+_is_counting = False
 
 
 def spent() -> float:
-    """Work that was counted, or the CPU time of this thread, in seconds."""
-    return time.thread_time() if _work is None else _work
+    """Work that was counted, in nominal seconds."""
+    return _work
 
 
 def add_work(numbers: float) -> None:
     """Count so many numbers."""
     global _work
-    if _work is not None:
-        _work += NUMBER * numbers
+    _work += NUMBER * numbers
 
 
 class Made(Generic[T]):
-    """Items, each made when it is reached first; ``seconds`` says what making them has cost so far."""
+    """Items, each made when it is reached first; ``work`` says what making them has cost so far."""
 
     def __init__(self, items: Iterable[T]) -> None:
-        self._rest, self._made, self.seconds = iter(items), list[T](), 0.0
+        self._rest, self._made, self.work = iter(items), list[T](), 0.0
 
     def __iter__(self) -> Iterator[T]:
         yield from self._made
         while True:
             begun = spent()
             made = list(islice(self._rest, 1))
-            self.seconds += spent() - begun
+            self.work += spent() - begun
             if not made:
                 return
             self._made += made
@@ -58,24 +60,44 @@ class Made(Generic[T]):
 
 
 @contextmanager
-def count_work(mechanism: Any, seed: int) -> Iterator[None]:
-    """Count the work of this mechanism's calls inside, all of whose randomness follows from the seed."""
-    global _work
-    before, _work = _work, 0.0
-    stream, kind = StreamSource(seed), type(mechanism)
-    is_session = isinstance(mechanism, InteractiveMechanism)
+def fix_randomness(seed: int = 0) -> Iterator[None]:
+    """All randomness of the system follows from the seed, also in code of a mechanism's own."""
+    stream = StreamSource(seed)
+    with mock.patch.object(SystemSource, "draw_words", lambda _, n: stream.draw_words(n)):
+        yield
+
+
+def counts_work(function: Callable[P, T]) -> Callable[P, T]:
+    """The same function of a mechanism, whose calls count inside."""
+
+    @wraps(function)
+    def run(*arguments: P.args, **named: P.kwargs) -> T:
+        with count_work(arguments[0]):
+            return function(*arguments, **named)
+
+    return run
+
+
+@contextmanager
+def count_work(mechanism: Any, seed: int = 0) -> Iterator[None]:
+    """Count the work of this mechanism's calls inside, all of whose randomness follows from the seed. Who counts already
+    goes on.
+    """
+    global _work, _is_counting
+    if _is_counting:
+        yield
+        return
+    before, _work, _is_counting = _work, 0.0, True
+    kind, is_session = type(mechanism), isinstance(mechanism, InteractiveMechanism)
     try:
         with ExitStack() as stack:
-            # Whoever asks the system, also in code of a mechanism's own.
-            stack.enter_context(
-                mock.patch.object(SystemSource, "draw_words", lambda _, n: stream.draw_words(n))
-            )
+            stack.enter_context(fix_randomness(seed))
             for name in ("open", "answer") if is_session else ("draw",):
                 counted = _count_calls(getattr(kind, name))
                 stack.enter_context(mock.patch.object(kind, name, counted))
             yield
     finally:
-        _work = before
+        _work, _is_counting = before, False
 
 
 def _count_calls(real: Callable[..., Any]) -> Callable[..., Any]:
@@ -88,8 +110,7 @@ def _count_calls(real: Callable[..., Any]) -> Callable[..., Any]:
         key = id(params), id(table)
         if key not in costs:
             costs[key] = _measure_calls(real, self, params, table, *rest), (params, table)
-        if _work is not None:
-            _work += costs[key][0]
+        _work += costs[key][0]
         return real(self, params, table, *rest)
 
     return call
@@ -109,7 +130,7 @@ def _measure_calls(real: Callable[..., Any], *arguments: Any) -> float:
 
     def run() -> None:
         try:
-            real(*arguments[:-1], StreamSource(0))
+            real(*arguments[:-1], LimitedSource(StreamSource(0)))
         except Exception:  # noqa: BLE001  whoever calls it next meets the same
             return
 

@@ -38,6 +38,7 @@ from tests.testing.corpus import (
     broken_properties,
     broken_ranges,
     broken_unions,
+    broken_widths,
 )
 from tests.testing.corpus.broken_moves import RunningTotals
 from tests.testing.corpus.broken_releases import RaisesOnEmpty
@@ -50,7 +51,8 @@ HIDDEN = {"LessNoiseFrom300", "MiddleAtAddRemoveRate", "SometimesExact"}
 
 #: Of these families one of each kind is in every run.
 SAMPLED = tuple(
-    family.__name__ for family in (broken_moves, broken_deltas, broken_ranges, broken_properties)
+    family.__name__
+    for family in (broken_moves, broken_deltas, broken_ranges, broken_properties, broken_widths)
 )
 #: Of these none is: `test_unions_lose_what_their_mistakes_cost` is quicker.
 SLOW = (broken_unions.__name__,)

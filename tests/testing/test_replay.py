@@ -310,5 +310,5 @@ def test_a_climb_goes_on_at_a_shared_draw() -> None:
     assert climb_losses(run(0), run(1), 2, 60).max() <= 1 + 1e-9
 
 
-def test_no_time_is_no_climb() -> None:
+def test_no_work_is_no_climb() -> None:
     assert climb_losses(add_to(0), add_to(1), 3, 0).size == 0

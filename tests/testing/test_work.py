@@ -16,8 +16,11 @@ from dpflow.core.sampling.randomness import SystemSource
 from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.key_union import KeyUnion
+from dpflow.testing.conformance import conformance_checks
+from dpflow.testing.harness import NotConformant, spend_effort
 from dpflow.testing.mechanism_audit import audit_mechanism
-from dpflow.testing.work import count_work, spent
+from dpflow.testing.work import NUMBER, add_work, count_work, spent
+from tests.testing.corpus.broken_releases import FloatLaplace, HalfTheCost
 
 SLOW = pytest.mark.slow
 
@@ -61,6 +64,42 @@ def test_randomness_of_the_system_is_back_afterwards() -> None:
         inside.append(SystemSource().draw_words(4).tolist())
     assert inside[0] == inside[1] != inside[2] and before == 0.0
     assert SystemSource().draw_words(4).tolist() != SystemSource().draw_words(4).tolist()
+
+
+def fail() -> None:
+    raise AssertionError("a clock was asked")
+
+
+def test_checks_ask_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts of the suite ran for fixed CPU times, so a busy machine saw less; a draw is still timed, for a warning."""
+    for name in ("thread_time", "process_time", "perf_counter", "monotonic"):
+        monkeypatch.setattr(time, name, fail)
+    with spend_effort(1 / 64):
+        for check in conformance_checks(Count()):
+            if "randomness_is_the_source" not in check.name:  # it forbids clocks itself
+                check.run()
+
+
+@pytest.mark.parametrize("mechanism", [FloatLaplace(), HalfTheCost()], ids=lambda m: m.name)
+def test_a_refusal_by_draws_is_the_same_each_time(mechanism: Any) -> None:
+    """To the last digit of the loss that was measured."""
+
+    def refuse() -> str:
+        with pytest.raises(NotConformant) as refusal:
+            for check in conformance_checks(mechanism):
+                if ": guarantee_survives_audit [" in check.name:
+                    check.run()
+        return str(refusal.value)
+
+    assert refuse() == refuse()
+
+
+def test_who_counts_already_goes_on() -> None:
+    with count_work(Count(), 1):
+        add_work(5)
+        with count_work(Count(), 2):
+            add_work(5)
+        assert spent() == pytest.approx(10 * NUMBER)
 
 
 PROGRAM = """

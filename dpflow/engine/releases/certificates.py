@@ -54,8 +54,9 @@ COVERS = (
 )
 #: The verdict of an audit that may be certified.
 PASSED = "not refuted"
-#: Of a mechanism that calls samplers at scales which it computes itself: certified by name alone.
-OWN_ARITHMETIC = "own arithmetic"
+#: Of a mechanism that calls samplers at scales which it computes itself, and of one that reads what no argument says:
+#: certified by name alone.
+OWN_ARITHMETIC, OWN_STATE = "own arithmetic", "own state"
 #: Values that a refusal names, at most.
 MAX_NAMED = 4
 
@@ -80,7 +81,9 @@ class MechanismCertificate:
         ranges: whether it covers plans between those that it tried.
         not_followed: generated declarations with parameters whose noise the audit could not follow.
         arithmetic: where the mechanism's noise takes its sensitivity from, as far as draws showed: ``of requests``,
-            ``declared`` (and tested), or ``own arithmetic``.
+            ``declared`` (and tested), ``own arithmetic``, or ``own state``.
+        own_state: what its code reads beside its arguments, as far as its functions name it. The audit saw it on one
+            day in one process.
         covers: which code it compares, and which it does not, in words.
     """
 
@@ -102,6 +105,7 @@ class MechanismCertificate:
     ranges: bool = False
     not_followed: int = 0
     arithmetic: str = OWN_ARITHMETIC
+    own_state: Sequence[str] = field(default_factory=list)
     covers: str = COVERS
 
     @classmethod

@@ -19,6 +19,7 @@ from tests.testing.corpus import (
     broken_sessions,
     broken_structures,
     broken_unions,
+    broken_widths,
 )
 
 
@@ -36,6 +37,7 @@ class Control:
 _EXACT, _AUDIT = "guarantee_holds_exactly", "guarantee_survives_audit"
 _GENERATED, _STRUCTURE = "guarantee_holds_on_generated_tables", "structure_is_public"
 _LONE, _MOVES, _ORDER = "delta_covers_lone_units", "statistics_move_as_stated", "order_is_public"
+_WIDTHS = "half_widths_hold"
 _NEVER, _SOURCE, _LAW = "draw_never_raises", "randomness_is_the_source", "randomness_has_a_law"
 
 #: So large an epsilon that four draws have few values between them, and are followed within the time.
@@ -201,6 +203,21 @@ CONTROLS = (
     Control(broken_properties.ExactIfColumnsAreWritten(), _GENERATED),
     Control(broken_properties.ExactForFeatures(), _GENERATED),
     Control(broken_properties.SumsTwoColumns(), _GENERATED),
+    Control(broken_widths.HalfOfTheWidth(), _WIDTHS),
+    Control(broken_widths.WidthOfNormalNoise(), _WIDTHS),
+    Control(broken_widths.WidthOfOneSide(), _WIDTHS),
+    Control(broken_widths.WidthRoundedDown(), _WIDTHS),
+    Control(broken_widths.WidthAtLargeEpsilon(), _WIDTHS),
+    Control(broken_widths.WidthOfAddRemove(), _WIDTHS),
+    Control(broken_widths.WidthInOtherUnits(), _WIDTHS),
+    Control(broken_widths.WidthOfOneGroup(), _WIDTHS),
+    Control(broken_widths.WidthOfShare(), _WIDTHS),
+    Control(broken_widths.WidthOfFewKeys(), _WIDTHS),
+    Control(broken_widths.WidthOfLastKey(), _WIDTHS),
+    Control(broken_widths.WidthWhereNoiseIsSmall(), _WIDTHS),
+    Control(broken_widths.WidthOfMean(), _WIDTHS),
+    Control(broken_widths.WidthOfPrivateKeys(), _WIDTHS),
+    Control(broken_widths.PromisesLess(), _WIDTHS),
 )
 
 #: Sound mechanisms beside the broken ones: a suite that refuses one of these is broken, too.
@@ -228,6 +245,11 @@ TWINS = (
     broken_properties.CountsExactly(),
     broken_properties.NoisierBySaying(),
     broken_properties.SumsAllColumns(),
+    broken_widths.WidthRoundedUp(),
+    broken_widths.WidthOfTail(),
+    broken_widths.WiderForLarge(),
+    broken_widths.WiderMean(),
+    broken_widths.NoWidth(),
 )
 
 #: Mechanisms that are wrong at values which no audit guesses, and parameters at which they are: no certificate may cover
