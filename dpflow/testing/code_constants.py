@@ -108,7 +108,9 @@ class _Constants:
             self._read_parts(value, depth)
 
     def _read_parts(self, value: Any, depth: int) -> None:
-        if isinstance(value, FunctionType):
+        if isinstance(value, FunctionType) and hasattr(value, "__wrapped__"):
+            self.read_value(value.__wrapped__, depth)
+        elif isinstance(value, FunctionType):
             if is_own(value.__module__ or ""):
                 self._read_function(value)
         elif isinstance(value, Mapping):
@@ -172,6 +174,7 @@ def list_codes(code: CodeType) -> Iterator[CodeType]:
 def _names_of(kind: type) -> Iterator[str]:
     for value in vars(kind).values():
         function = getattr(value, "__func__", None) or getattr(value, "fget", None) or value
+        function = getattr(function, "__wrapped__", function)
         if isinstance(function, FunctionType):
             for code in list_codes(function.__code__):
                 yield from code.co_names

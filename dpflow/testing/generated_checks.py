@@ -94,9 +94,9 @@ PAIRS, MAX_WORK = 2_400, 20
 WHOLE_WORK = 90
 #: How many times longer a first pair is waited for.
 PATIENCE = 10
-#: Runs with a delta: few that show whether all noise is Gaussian and shifted alike, which says what they need; else
+#: Runs with a delta: few in either direction that show whether all noise is Gaussian and shifted alike, which says what they need; else
 #: some, and then more, of which this may be seen. Many where they need so much more than is stated.
-FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 5, 30, 300, 3_000, 0.01, 0.05
+FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = (3, 2), 30, 300, 3_000, 0.01, 0.05
 #: Work of one run whose numbers are chosen.
 CLIMB_WORK = 0.3
 #: Pairs of each case that have been compared after each round.
@@ -379,8 +379,8 @@ def _find_delta(first: Run, second: Run, epsilon: float, delta: float, work: flo
     work: of few runs nothing is refuted.
     """
     needed = [0.0]
-    for sides in ((first, second), (second, first)):
-        distance = find_gaussian_distance(*sides, FEW_RUNS)
+    for sides, few in zip(((first, second), (second, first)), FEW_RUNS, strict=True):
+        distance = find_gaussian_distance(*sides, few)
         if distance is not None and distance < math.inf:
             is_suspicious = gaussian_delta(distance, epsilon) > delta + SLIGHT
         else:
@@ -582,7 +582,7 @@ def _audit_pair(
     paths = choose_paths(list_features(draw()) for draw in draws for _ in range(20))
 
     def sampler(draw: Callable[[], Result]) -> Callable[[], Any]:
-        return lambda: make_outcome(list_features(draw()), paths)
+        return lambda: make_outcome(draw(), paths)
 
     samplers = sampler(draws[0]), sampler(draws[1])
     number = affordable_draws(samplers[1], int(DRAWS * harness.effort), PAIR_WORK)

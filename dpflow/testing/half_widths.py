@@ -40,11 +40,11 @@ FAILURE, ROUNDING = 0.05, 1e-6
 #: What is left out of a law on either side, and of each of several laws; points of a grid on either side.
 TAIL, TAIL_TOGETHER, GRID = 1e-7, 1e-3, 12
 #: Values of a law that are all tried before a half-width is refused, and those of several laws together.
-MAX_VALUES, MAX_PRODUCT = 4_000, 1_500
+MAX_VALUES, MAX_PRODUCT = 4_000, 800
 #: Numbers of noise in one number of a result at most.
 MAX_TOGETHER = 4
 #: Generated cases of each kind, answers without a half-width after which none is expected, and work of all cases.
-MAX_CASES, HOPELESS, WORK = 48, 12, 6
+MAX_CASES, HOPELESS, WORK = 48, 12, 3
 
 #: A name of a sampler, and all of its arguments but size and source.
 _Law = tuple[Any, ...]

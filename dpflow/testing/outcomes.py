@@ -30,15 +30,15 @@ def digest_outcome(result: Result) -> str:
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
-def list_features(result: Result) -> Features:
+def list_features(result: Result, is_whole: bool = True) -> Features:
     """A result as named coordinates.
 
     There is one for each value and each stated error, by key, measure and occurrence; for the
     names of the rows in order; for each leaf of the document; and for synthetic rows their number,
-    the sums of columns and how often each value occurs. ``("all",)`` stands for the whole.
+    the sums of columns and how often each value occurs. ``("all",)`` stands for the whole, unless it is left out.
     """
     features: Features = {
-        ("all",): digest_outcome(result),
+        **({("all",): digest_outcome(result)} if is_whole else {}),
         ("order",): repr([(row.key, row.measure) for row in result.rows]),
         ("rows",): len(result.rows),
     }
@@ -73,8 +73,9 @@ def choose_paths(samples: Iterable[Features]) -> list[Path]:
     return [path for path in paths if len(values[path]) > 1 and path not in unique][:MOST]
 
 
-def make_outcome(features: Features, paths: Iterable[Path]) -> tuple[Hashable, ...]:
-    """The coordinates of one result; None where it has none of that name."""
+def make_outcome(result: Result, paths: Iterable[Path]) -> tuple[Hashable, ...]:
+    """These coordinates of one result; None where it has none of that name."""
+    features = list_features(result, is_whole=("all",) in paths)
     return tuple(features.get(path) for path in paths)
 
 

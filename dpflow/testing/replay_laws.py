@@ -42,10 +42,18 @@ class ShiftedNoise:
     gaussian: bool = False
 
     def draw(self, source: Source, explores: bool) -> NDArray[Any]:
-        sampler = REAL["discrete_gaussian" if self.gaussian else "discrete_laplace"]
-        wider = (WIDER**2 if self.gaussian else WIDER) if explores else 1
-        noisy: NDArray[Any] = self.exact + sampler(self.size * wider, self.exact.size, source)
+        noise = REAL["discrete_gaussian" if self.gaussian else "discrete_laplace"]
+        drawn = self._explore(source) if explores else noise(self.size, self.exact.size, source)
+        noisy: NDArray[Any] = self.exact + drawn
         return noisy
+
+    def _explore(self, source: Source) -> NDArray[np.int64]:
+        """Noise that is so much wider, of about this law: exact noise of another size needs tables of its own."""
+        words = source.draw_words(self.exact.size)
+        width = WIDER * (math.sqrt(self.size) if self.gaussian else float(self.size))
+        sizes = -np.log(((words >> np.uint64(11)) + 1.0) * 2.0**-53) * width
+        signed: NDArray[np.float64] = np.where(words & np.uint64(1), sizes, -sizes)
+        return signed.round().astype(np.int64)
 
     def log_mass(self, value: NDArray[Any]) -> float:
         if value.shape != self.exact.shape:

@@ -39,7 +39,7 @@ def test_a_false_half_width_is_refused(mechanism: Any) -> None:
 
 @pytest.mark.parametrize("mechanism", SOUND, ids=lambda one: type(one).__name__)
 def test_a_sound_half_width_is_followed_and_passes(mechanism: Any) -> None:
-    found = check_half_widths(mechanism, 1 / 4)
+    found = check_half_widths(mechanism, 1 / 2)
     assert not found.excess and found.followed > 12
 
 

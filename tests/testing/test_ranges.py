@@ -34,6 +34,7 @@ from dpflow.testing.harness import NotConformant
 from dpflow.testing.mechanism_audit import _check_conduct, audit_mechanism
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.sensitivity_audit import check_moves
+from dpflow.testing.work import count_work
 from tests.smallworld import PASSED_AUDIT
 from tests.testing.corpus import HIDDEN, broken_ranges, broken_releases
 
@@ -87,6 +88,9 @@ def test_constants_of_code_are_tried_however_they_are_written() -> None:
         (broken_ranges.ExactAtALongText, 777),
     ):
         assert number in list_constants(kind()).numbers, kind
+    # Whoever counts its calls reads the same code.
+    with count_work(counted := broken_ranges.HalfFromManyKeys()):
+        assert 300 in list_constants(counted).numbers
     keys = merge_cells(case.cells for case in range_cases(broken_ranges.HalfFromManyKeys()))
     assert {"299", "300", "301"} <= keys["by: keys"]
 

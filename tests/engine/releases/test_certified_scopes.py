@@ -338,15 +338,25 @@ def test_an_owner_signs_what_a_distribution_ships(
         release(planned(tiny, "sum", column="age"), ledger)
 
 
-def test_arithmetic_of_its_own_is_accepted_by_name_alone(
-    tiny: Tiny, ledger: Ledger, shipped: Path
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"arithmetic": "own arithmetic"}, "own arithmetic, covers"),
+        (
+            {"arithmetic": "own state", "own_state": ["a clock in Sum"]},
+            "own state (a clock in Sum)",
+        ),
+    ],
+)
+def test_arithmetic_or_state_of_its_own_is_accepted_by_name_alone(
+    tiny: Tiny, ledger: Ledger, shipped: Path, changes: dict[str, Any], says: str
 ) -> None:
-    own = describe("sum", arithmetic="own arithmetic")
+    own = describe("sum", **changes)
     shipped.write_text(write_audits([describe("count"), own]))
     done = run(tiny, "certify", "--accept")
     assert done.exit_code == 0 and "1 signed" in done.stdout
     assert "accepted only by name: dpflow certify sum --accept" in done.stderr
-    assert "sensitivities: own arithmetic" in run(tiny, "certify", "sum", "--accept").stdout
+    assert f"sensitivities: {says}" in run(tiny, "certify", "sum", "--accept").stdout
 
 
 @pytest.mark.parametrize(
