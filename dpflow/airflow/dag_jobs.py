@@ -146,7 +146,7 @@ def _read_task(
         return None
     if note_of_service := describe_service_cost(operator, find_runs, values):
         return Task(operator.task_id, lambda run: [], note_of_service)
-    dag, folder = values.dag, Path(values.dag.fileloc).parent
+    dag, folder = values.dag, Path(values.dag.fileloc).absolute().parent
     makers = []
     for arguments, map_index in instances:
         if field == "sql":

@@ -68,7 +68,7 @@ def describe_service_cost(
 def _names_service(kind: type, fields: Mapping[str, Any], values: RunValues) -> bool:
     """Whether a request is a name that only a service can know."""
     name = fields.get(str(getattr(kind, "request_field", "")))
-    folder = Path(values.dag.fileloc).parent
+    folder = Path(values.dag.fileloc).absolute().parent
     return isinstance(name, str) and is_table_name(name) and not (folder / name).exists()
 
 

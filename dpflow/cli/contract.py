@@ -17,7 +17,7 @@ from dpflow.cli.console import (
     show_json,
     show_table,
 )
-from dpflow.core.contract.printed_numbers import print_width
+from dpflow.core.contract.printed_numbers import print_around, print_width
 from dpflow.engine.releases.request import require_public
 from dpflow.output_files import require_writable
 
@@ -121,7 +121,8 @@ def run_command(
                     one.name,
                     one.summary,
                     one.verdict,
-                    *map(_write_number, (one.estimate, one.excess, one.half_width)),
+                    None if one.estimate is None else f"{one.estimate:.6g}",
+                    *_write_excess(one.excess, one.half_width),
                 )
                 for one in outcome.checks
             ),
@@ -136,8 +137,10 @@ def run_command(
     outcome.require_passed()
 
 
-def _write_number(value: float | None) -> str | None:
-    return None if value is None else f"{value:.6g}"
+def _write_excess(excess: float | None, half_width: float | None) -> tuple[str | None, str | None]:
+    if excess is None or half_width is None:
+        return None, None
+    return print_around(excess, half_width)
 
 
 def _list_receipts(receipts: Any) -> list[tuple[Any, ...]]:

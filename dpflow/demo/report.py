@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from dpflow.core.contract.printed_numbers import print_interval
 from dpflow.demo import plots
 from dpflow.demo.facts import DemoFacts
 from dpflow.demo.workspace import Workspace
@@ -111,6 +112,7 @@ def write_report(workspace: Workspace, ledger: Ledger, facts: DemoFacts) -> Path
     flights, holdout = ledger.scope("flights"), ledger.scope("flights_holdout")
     template = Environment(autoescape=True).from_string(TEMPLATE.read_text())
     page = template.render(
+        print_interval=print_interval,
         facts=facts,
         happened=list_facts(ledger, facts),
         days=days,

@@ -22,10 +22,11 @@ from pydantic import ValidationError
 from dpflow.catalogue import locate_declaration
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.strict_models import describe_problems, parse_exact
+from dpflow.core.contract.strict_models import describe_problems, parse_exact, read_quoted_date
 from dpflow.core.toolbox.row_checks import (
     RowCheck,
     computed_columns,
+    describe_change,
     list_measures,
     quote_column,
     write_number,
@@ -250,6 +251,10 @@ def import_expectations(
         except (InvalidInput, ValidationError) as error:
             text = describe_problems(error) if isinstance(error, ValidationError) else str(error)
             left_out.append(LeftOut(kind, column, text))
+        except (TypeError, ValueError):
+            left_out.append(
+                LeftOut(kind, column, "its arguments are no numbers, or no lists of them")
+            )
         else:
             checks += named
     return checks, left_out
@@ -457,18 +462,36 @@ class _Expectation:
         return fields
 
     def _map_column_mean_to_be_between(self) -> list[dict[str, Any]]:
-        return [{"check": "mean", "column": self._column()} | bound for bound in self._bounds()]
+        return [{"check": "mean", "column": self._whole_column()} | one for one in self._bounds()]
 
     def _map_column_sum_to_be_between(self) -> list[dict[str, Any]]:
-        return [{"check": "sum", "column": self._column()} | bound for bound in self._bounds()]
+        return [{"check": "sum", "column": self._whole_column()} | one for one in self._bounds()]
+
+    def _whole_column(self) -> str:
+        """A column whose sums are those of its values: nothing is clamped or filled."""
+        column = self._column()
+        if change := describe_change(self._table, column):
+            raise _NoCheck(
+                f"a check takes {column} {change}, and this takes it as it is; where every value is within its bounds, "
+                f"declare max_contributions: within_bounds: [{column}]; or write the check by hand"
+            )
+        return column
 
     def _map_column_median_to_be_between(self) -> list[dict[str, Any]]:
-        column = self._column()
-        return [{"check": "quantile", "column": column, "p": "0.5"} | b for b in self._bounds()]
+        column, bounds = self._column(), self._bounds()
+        self._require_kind(column, [value for _, value, _ in self._range()])
+        return [{"check": "quantile", "column": column, "p": "0.5"} | bound for bound in bounds]
+
+    def _require_kind(self, column: str, bounds: Sequence[Any]) -> None:
+        """Refuse a date for a column that is not declared to hold dates: no number compares with it."""
+        is_date = any(read_quoted_date(bound) is not bound for bound in bounds)
+        if is_date and not self._table.column(column).holds_dates:
+            raise _NoCheck(f"its bounds are dates: declare lower and upper of {column} as dates")
 
     def _map_column_quantile_values_to_be_between(self) -> list[dict[str, Any]]:
         column, ranges = self._column(), dict(self._get("quantile_ranges") or {})
         fields = []
+        self._require_kind(column, [end for pair in ranges.get("value_ranges", []) for end in pair])
         for p, bounds in zip(ranges.get("quantiles", []), ranges.get("value_ranges", [])):
             for side, value in zip(("at_least", "at_most"), bounds):
                 if value is not None:

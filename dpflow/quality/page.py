@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
+from dpflow.core.contract.printed_numbers import print_around
 from dpflow.html_page import begin_page
 
 if TYPE_CHECKING:
@@ -67,4 +68,4 @@ def _write_excess(excess: float | None, half_width: float | None) -> str:
     """Such as ``-120 ± 35``: below 0 is within the bound."""
     if excess is None or half_width is None:
         return ""
-    return f"{excess:,.6g} &plusmn; {half_width:,.6g}"
+    return " &plusmn; ".join(print_around(excess, half_width))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from dpflow.core.contract.printed_numbers import print_around
 from dpflow.extras import require_extra
 from dpflow.quality.verdicts import PASSING
 
@@ -85,7 +86,8 @@ def describe_evidence(outcome: dict[str, Any]) -> str:
     if "estimate" in outcome:
         text += f"; estimate {outcome['estimate']:.6g}"
     if "excess" in outcome:
-        text += f"; beyond the bound by {outcome['excess']:.6g} \u00b1 {outcome['half_width']:.6g}"
+        excess, half_width = print_around(outcome["excess"], outcome["half_width"])
+        text += f"; beyond the bound by {excess} \u00b1 {half_width}"
     return text
 
 

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dpflow.core.contract.results import Result
 from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.moments import CentredColumn
-from dpflow.core.toolbox.row_checks import RowCheck, make_excess
+from dpflow.core.toolbox.row_checks import RowCheck, describe_check, make_excess
 from dpflow.engine.releases.plan import Plan
 from dpflow.mechanisms.check_rows import moment_label
 from dpflow.quality.contract_file import Contract, DriftCheck
@@ -73,12 +73,13 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
     numbers = {row.measure: row.value for row in result.rows}
     outcomes = []
     for check in contract.checks:
+        summary = describe_check(check, plan.table)
         excess = make_excess(check, release.query)
         named = {moment: numbers.get(moment_label(moment)) for moment in excess.coefficients}
         moments = {m: value for m, value in named.items() if isinstance(value, int)}
         # The release answered none: nothing is known, whatever the rows are.
         if len(moments) < len(named):
-            outcomes.append(CheckOutcome(check.name, check.check, check.summary, "undecided"))
+            outcomes.append(CheckOutcome(check.name, check.check, summary, "undecided"))
             continue
         failure = float(1 - contract.confidence) / len(moments)
         tails = {m: float(release.noises[m].half_width(failure)) for m in moments}
@@ -89,9 +90,7 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
         if check.check == "mean":
             (counted,) = (moment for moment in moments if moment[0] != "sum")
             shown = _divide_excess(value, width, moments[counted], tails[counted])
-        outcomes.append(
-            CheckOutcome(check.name, check.check, check.summary, verdict, *shown, estimate)
-        )
+        outcomes.append(CheckOutcome(check.name, check.check, summary, verdict, *shown, estimate))
     return outcomes
 
 

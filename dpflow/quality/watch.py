@@ -28,7 +28,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.printed_numbers import print_bound, print_width
 from dpflow.core.contract.results import Result
-from dpflow.core.toolbox.row_checks import RowCheck, match_keys
+from dpflow.core.toolbox.row_checks import RowCheck, describe_check, match_keys
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -208,7 +208,8 @@ class Watch:
         outcomes = []
         for check in self._contract.checks:
             verdict = self._ask_each([check], blocks)
-            outcomes.append(self._tell(check.name, check.check, check.summary, verdict))
+            summary = describe_check(check, self._table)
+            outcomes.append(self._tell(check.name, check.check, summary, verdict))
         asked = list_drift_checks(self._contract, self._references)
         for drift in self._contract.drift:
             verdict = self._ask_each(asked[drift.name], blocks)

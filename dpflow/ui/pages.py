@@ -10,6 +10,7 @@ from typing import Any
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.periods import next_start
 from dpflow.core.accounting.privacy_filters import SATURATED
+from dpflow.core.contract.printed_numbers import print_width
 from dpflow.ledger import (
     BudgetState,
     Entry,
@@ -317,7 +318,9 @@ def show_release(visit: Visit) -> Page:
 
 def _describe_noise(release: ShownRelease) -> str:
     """How wide the noise is, as it was planned: it says nothing of a row."""
-    return ", ".join(f"{m}: value ± {width:.6g}" for m, width in release.half_widths.items())
+    return ", ".join(
+        f"{m}: value ± {print_width(width)}" for m, width in release.half_widths.items()
+    )
 
 
 _STATES = {

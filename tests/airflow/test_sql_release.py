@@ -303,6 +303,12 @@ def test_no_forecast_takes_a_query_for_free(world: World, monkeypatch: pytest.Mo
         "    BudgetCheckOperator(task_id='check') >> SqlReleaseOperator(\n"
         "        task_id='t', sql='SELECT COUNT(*) FROM visits', epsilon='0.5')\n"
     )
+    # By a relative path, too: a declaration was looked for in visits/visits/.
+    monkeypatch.chdir(world.folder.parent)
+    own = file.read_text().replace("epsilon='0.5'", "epsilon='0.5', tables=['visits.yml']")
+    (world.folder / "own.py").write_text(own.replace("DAG('d'", "DAG('own'"))
+    (job,) = read_dags(Path(world.folder.name) / "own.py")[0]
+    assert len(job.tasks[0].asks(next(job.runs()))) == 1
     (job,) = read_dags(file)[0]
     (task,) = job.tasks
     assert task.name == "t" and not task.note and len(task.asks(next(job.runs()))) == 1

@@ -33,6 +33,7 @@ DECLARATION = {
     "database": "visits.duckdb",
     "privacy_unit": {"column": "person"},
     "contribution_bounds": {"rows": 1},
+    "max_contributions": {"rows": 1, "within_bounds": ["age"]},
     "columns": {
         "age": {"lower": -200, "upper": 200, "step": 1},
         "weight": {"lower": -200, "upper": 200, "step": 1},
@@ -136,6 +137,31 @@ def test_a_check_holds_where_the_expectation_does(table: Table, tmp_path: Path) 
     assert len(seen) >= 1.6 * len({entry["type"] for entry in entries})
 
 
+def test_medians_of_dates_are_checks_that_run(tmp_path: Path) -> None:
+    """They were imported and planned, and the run refused to compare a date with 20473."""
+    days = {"day": {"lower": "2020-01-01", "upper": "2020-12-31"}}
+    (tmp_path / "visits.yml").write_text(
+        yaml.safe_dump(DECLARATION | {"columns": DECLARATION["columns"] | days})
+    )
+    table = load_table(tmp_path / "visits.yml")
+    with duckdb.connect(str(table.database)) as connection:
+        connection.execute(
+            "CREATE TABLE visits AS SELECT 'p' || i AS person, 1 AS age, 1 AS weight, 'Oslo' AS city, "
+            "DATE '2020-02-01' + i::INTEGER AS day FROM range(21) t(i)"
+        )
+    bounds = [
+        ("max_value", "2020-02-11"),
+        ("max_value", "2020-02-10"),
+        ("min_value", "2020-02-11"),
+        ("min_value", "2020-02-12"),
+    ]
+    entries = write_entries(
+        [("column_median_to_be_between", {"column": "day", side: end}) for side, end in bounds]
+    )
+    checks, left_out = import_expectations(entries, table)
+    assert not left_out and list_kept(checks, table) == [True, False, True, False]
+
+
 def _align(entries: list[dict[str, Any]], result: Any) -> list[bool]:
     """Their outcome of each entry; results come in an order of their own."""
     found = []
@@ -169,6 +195,13 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
     ("column_mean_to_be_between", {"column": "age", "min_value": 1, "strict_min": True}, "strict"),
     ("column_mean_to_be_between", {"column": "age", "min_value": {"$PARAMETER": "x"}}, "parameter of a run"),
     ("column_mean_to_be_between", {"column": "age", "min_value": 1, "row_condition": AGE}, "row_condition"),
+    ("column_mean_to_be_between", {"column": "weight", "min_value": 1}, "takes weight clamped to -200..200"),
+    ("column_sum_to_be_between", {"column": "weight", "min_value": 1}, "within_bounds: [weight]"),
+    ("column_mean_to_be_between", {"column": "age", "max_value": "50 EUR"}, "no numbers"),
+    ("column_mean_to_be_between", {"column": "age", "max_value": float("nan")}, "no numbers"),
+    ("column_median_to_be_between", {"column": "age", "max_value": "2020-02-01"}, "are dates"),
+    ("column_quantile_values_to_be_between",
+     {"column": "age", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [5]}}, "no numbers"),
     ("column_values_to_not_be_null", {"column": "email", "mostly": 0.9}, "there is no column"),
     ("column_values_to_not_be_null", {"column": "age", "mostly": 0.9, "row_condition": 'col("age") > 3'}, "object"),
     ("column_values_to_be_in_set", {"column": "age", "value_set": [[1]], "mostly": 0.9}, "cannot be written"),

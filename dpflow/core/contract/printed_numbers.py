@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from decimal import ROUND_CEILING, ROUND_FLOOR, ROUND_HALF_EVEN, Decimal
+from fractions import Fraction
 from typing import Any
 
 
@@ -47,6 +48,17 @@ def print_width(width: float) -> str:
         return f"{width:g}"
     step = Decimal(1).scaleb(math.floor(math.log10(width)) - 2)
     return _round(width, Decimal(1) if width == int(width) else step, ROUND_CEILING)
+
+
+def print_around(value: float, width: float) -> tuple[str, str]:
+    """A value and a half-width around what is shown of it, rounded up: they hold what value and half-width hold."""
+    if not math.isfinite(width):
+        return f"{value:.6g}", print_width(width)
+    rounded = print_number(value, value - width, value + width)
+    shown = rounded if isinstance(rounded, str) else f"{rounded:.15g}"
+    exact = abs(Fraction(shown) - Fraction(value)) + Fraction(width)
+    total = float(exact)
+    return shown, print_width(total if total >= exact else math.nextafter(total, math.inf))
 
 
 def print_bound(value: float, *, upper: bool) -> str:

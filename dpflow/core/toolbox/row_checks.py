@@ -28,11 +28,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil, lcm
+from math import ceil, floor, lcm
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, model_validator
 
+from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
@@ -228,6 +229,11 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
     if check.check == "quantile":
         beyond, within = (">", "<=") if check.at_least is None else ("<", ">=")
         limit = write_number(check.limit)
+        if table.column(name).holds_dates:
+            days = floor(check.limit)
+            if days != check.limit:
+                raise PlanRefused(f"{name} holds dates, so the bound of its quantile is one")
+            limit = f"'{table.column(name).grid_value(days)}'"
         return (
             f"CASE WHEN {quoted} {beyond} {limit} THEN 1 WHEN {quoted} {within} {limit} THEN 0 END"
         )
@@ -237,6 +243,25 @@ def _write_case(check: RowCheck, table: Table) -> str | None:
         least = f"'{since}'" if isinstance(since, dt.date) else write_number(since)
         return f"CASE WHEN {quoted} >= {least} THEN 1 ELSE 0 END"
     return None
+
+
+def describe_change(table: Table, column: str) -> str:
+    """How sums and means of a column take its values, such as "clamped to 0..100 and 0 where missing"; "" as they are."""
+    declared, largest = table.bounded_column(column), table.max_contributions
+    parts = []
+    if not largest or column not in largest.within_bounds:
+        low, high = map(declared.grid_value, declared.grid_bounds())
+        parts.append(f"clamped to {low}..{high}")
+    if declared.missing != "skip":
+        parts.append(f"{exact_text(declared.missing)} where missing")
+    return " and ".join(parts)
+
+
+def describe_check(check: RowCheck, table: Table) -> str:
+    """What is asked, in words, of the rows as they are taken."""
+    column = check.column if check.check in ("mean", "sum") else None
+    change = "" if column is None else describe_change(table, column)
+    return check.summary + (f", {column} {change}" if change else "")
 
 
 def quote_column(name: str) -> str:

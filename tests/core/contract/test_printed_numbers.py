@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dpflow.core.contract.printed_numbers import (
+    print_around,
     print_bound,
     print_interval,
     print_number,
@@ -35,6 +36,15 @@ def test_a_printed_value_stays_near(value: float, width: float) -> None:
     low, high = value - width, value + width
     apart = abs(Fraction(str(print_number(value, low, high))) - Fraction(value))
     assert apart <= Fraction(high - low) / 40 * Fraction("1.001") + Fraction(1, 10**6)
+
+
+@given(ENDS, st.one_of(st.just(0.0), WIDTHS))
+def test_a_printed_half_width_is_around_what_is_shown(value: float, width: float) -> None:
+    """ "-9.9998e+08 +- 345" missed -999,979,655 by 20,345."""
+    shown, within = map(Fraction, print_around(value, width))
+    assert shown - within <= Fraction(value) - Fraction(width)
+    assert Fraction(value) + Fraction(width) <= shown + within
+    assert within <= Fraction(width) * Fraction("1.07") + Fraction(1, 10**5)
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ import numpy as np
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.printed_numbers import print_number, print_width
+from dpflow.core.contract.printed_numbers import print_around
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result
 from dpflow.core.sampling.noisy_values import add_laplace
@@ -66,10 +66,8 @@ class AchievedError:
         """The share and how far it may be from the truth, for people."""
         if self.low == 0.0 and self.high == 1.0:
             return "not known: too few rows for its noise"
-        shown = print_number(self.share, self.low, self.high)
-        # Around what is shown, so that the words hold what the interval holds.
-        within = max(self.high - float(shown), float(shown) - self.low)
-        return f"error {shown} +- {print_width(within)} on these rows"
+        within = max(self.high - self.share, self.share - self.low)
+        return "error {} +- {} on these rows".format(*print_around(self.share, within))
 
     def to_json(self) -> dict[str, Any]:
         """For the document of a result."""
