@@ -9,11 +9,7 @@ none has them, their columns say so. `distribution_peers` says what they are ask
 
 from __future__ import annotations
 
-import json
 import math
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping
 from fractions import Fraction
 from functools import partial
@@ -36,6 +32,7 @@ from dpflow.mechanisms.cdf import Cdf
 from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.harness import StreamSource
 from experiments import distribution_peers, interior
+from experiments.peers import find_interpreter, run_peer
 from experiments.report import Bound, Experiment, Found, bound
 
 Values = np.ndarray
@@ -176,7 +173,6 @@ def real_columns() -> dict[str, Values]:
 def ask_peers(data: list[Values], epsilon: Fraction) -> dict[str, list[float]]:
     """Their mean rank errors, one per array; libraries that no interpreter has are left out."""
     errors: dict[str, list[float]] = {}
-    interpreters = [*filter(None, os.environ.get("DPFLOW_PEERS", "").split(":")), sys.executable]
     with TemporaryDirectory() as folder:
         path = Path(folder) / "values.npz"
         arrays: dict[str, Any] = {f"v{i}": values.astype(float) for i, values in enumerate(data)}
@@ -184,25 +180,15 @@ def ask_peers(data: list[Values], epsilon: Fraction) -> dict[str, list[float]]:
         for name, title in PEERS.items():
             if name == "tumult" and max(map(len, data)) > TUMULT_ROWS:
                 continue
-            module = distribution_peers.MODULES.get(name, name)
-            for python in interpreters:
-                if subprocess.run(
-                    [python, "-c", f"import {module}"], capture_output=True
-                ).returncode:
-                    continue
-                command = [python, distribution_peers.__file__, name, str(path)]
-                # Spark leaves files where it runs.
-                text = subprocess.run(
-                    command, capture_output=True, check=True, text=True, cwd=folder
-                ).stdout
-                for told in ("type", "range"):
-                    errors[f"{title}, {told}"] = [
-                        rank_error(np.sort(values), DECILES, answers[told])
-                        for values, answers in zip(
-                            data, json.loads(text.splitlines()[-1]), strict=True
-                        )
-                    ]
-                break
+            python = find_interpreter(distribution_peers.MODULES.get(name, name))
+            if python is None:
+                continue
+            answered = run_peer(python, distribution_peers.__file__, name, path)
+            for told in ("type", "range"):
+                errors[f"{title}, {told}"] = [
+                    rank_error(np.sort(values), DECILES, answers[told])
+                    for values, answers in zip(data, answered, strict=True)
+                ]
     return errors
 
 
