@@ -85,14 +85,20 @@ class MemoryRegistry:
     def was_promoted(self, digest: str, session: str) -> bool:
         return (digest, session) in self.promoted
 
-    def promote(self, candidate: Any, record: Mapping[str, str]) -> None:
+    def promote(self, candidate: Any, record: Mapping[str, str], seen: Champion | None) -> bool:
+        if self.champion != seen:
+            return False
         text, self.replaced = candidate.submission.model_dump_json(), self.champion
         self.champion = Champion(str(len(self.records) + 1), candidate.digest, text)
         self.records.append(record)
         self.promoted.add((candidate.digest, record["session"]))
+        return True
 
     def find_replaced(self) -> Champion | None:
         return self.replaced
 
-    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+    def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
+        if self.champion != seen:
+            return False
         self.champion, self.replaced = former, None
+        return True

@@ -79,8 +79,10 @@ class ChampionFile:
         versions = self._read()["versions"].values()
         return any(v["candidate"] == digest and session in v["sessions"] for v in versions)
 
-    def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
-        """Make a candidate the champion; its version is made if it is missing."""
+    def promote(
+        self, candidate: Candidate, record: Mapping[str, str], seen: Champion | None
+    ) -> bool:
+        """As `Promotes.promote`: the file is locked from the look to the move."""
 
         def change(content: dict[str, Any]) -> None:
             versions = content["versions"]
@@ -92,16 +94,16 @@ class ChampionFile:
             versions[number] = {**about, "sessions": [*sessions, record["session"]]}
             content["champion"] = number
 
-        self._change(change)
+        return self._change(change, seen)
 
-    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+    def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
         """Make a former version the champion; the one that falls says in which session."""
 
         def change(content: dict[str, Any]) -> None:
             content["versions"][content["champion"]]["rolled_back"] = record["session"]
             content["champion"] = former.version
 
-        self._change(change)
+        return self._change(change, seen)
 
     def _read(self) -> dict[str, Any]:
         try:
@@ -120,19 +122,22 @@ class ChampionFile:
             f"{self._file} holds no champion of a gate, or it was damaged; restore it, or name another file"
         )
 
-    def _change(self, change: Callable[[dict[str, Any]], None]) -> None:
-        """Change the file whole or not at all, one process at a time."""
+    def _change(self, change: Callable[[dict[str, Any]], None], seen: Champion | None) -> bool:
+        """Change the file whole or not at all, one process at a time; not where another champion stands than was seen."""
         lock, part = (self._file.with_name(f".{self._file.name}.{end}") for end in ("lock", "part"))
         try:
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)
                 content = self._read()
+                if _describe(content, content["champion"]) != seen:
+                    return False
                 change(content)
                 with part.open("w", encoding="utf-8") as file:
                     json.dump(content, file, indent=2)
                     file.flush()
                     os.fsync(file.fileno())
                 part.replace(self._file)
+                return True
         except OSError as error:
             raise NotPublished(
                 f"{self._file} cannot be written ({error.strerror}); what the gate said is stored, so submit the same again"

@@ -70,8 +70,11 @@ class Promotes(Protocol):
     def was_promoted(self, digest: str, session: str) -> bool:
         """Whether the alias once pointed at this candidate, on a verdict of this session."""
 
-    def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
-        """Point the alias at a candidate, whose version is made if it is missing.
+    def promote(
+        self, candidate: Candidate, record: Mapping[str, str], seen: Champion | None
+    ) -> bool:
+        """Point the alias at a candidate, whose version is made if it is missing. False, and nothing is moved, where
+        another champion stands than the one that was seen.
 
         Args:
             record: what is kept beside it: session, guarantee, snapshot, the commitment to the
@@ -81,8 +84,8 @@ class Promotes(Protocol):
     def find_replaced(self) -> Champion | None:
         """The version that the promoted one replaced, or None."""
 
-    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
-        """Point the alias at a version again that was promoted before.
+    def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
+        """Point the alias at a version again that was promoted before. False as for `promote`.
 
         Args:
             record: the session whose answer spoke against the present one.
@@ -258,8 +261,10 @@ def _promote(
     if promoter.was_promoted(candidate.digest, session.id):
         return _act("no", "it was promoted, and then replaced")
     if standing is None:
-        promoter.promote(candidate, record)
-        return _act("promoted", "first")
+        if promoter.promote(candidate, record, None):
+            return _act("promoted", "first")
+        # Another one came first: this one is compared with it.
+        return _promote(session, candidate, promoter, record)
     return _challenge_champion(session, candidate, promoter, standing, record)[1]
 
 
@@ -281,8 +286,9 @@ def _judge_challenger(
     if standing is None:
         # Nothing to compare with, so nothing is asked; the next one is compared with this one.
         session.require_scorable(candidate)
-        promoter.promote(candidate, {"session": session.id, **none})
-        return {"verdict": "yes", **_act("promoted", "first"), **none}
+        if promoter.promote(candidate, {"session": session.id, **none}, None):
+            return {"verdict": "yes", **_act("promoted", "first"), **none}
+        return _judge_challenger(session, candidate, promoter)
     if standing.digest == candidate.digest:
         return {"verdict": "yes", **_act("promoted", IS_CHAMPION), **none}
     if promoter.was_promoted(candidate.digest, session.id):
@@ -334,15 +340,14 @@ def _challenge_champion(
         return answer, _act(outcome, why)
     if answer["verdict"] != "yes":
         return answer, _act("not_better", f"not better than version {standing.version}")
-    # Comparing took long: meanwhile another team may have promoted a model that this one never met.
-    if promoter.find_champion() != standing:
-        why = "another champion was promoted meanwhile; submit it to another session"
-        return answer, _act("no", why)
     # The version's guarantee is that of what moved the alias.
     proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
     compared = session.commitment({"candidate": candidate.digest, **answer})
     moved = {"comparison": compared, "replaced": standing.version}
-    promoter.promote(candidate, dict(record) | proof | moved)
+    # Comparing took long: meanwhile another team may have promoted a model that this one never met.
+    if not promoter.promote(candidate, dict(record) | proof | moved, standing):
+        why = "another champion was promoted meanwhile; submit it to another session"
+        return answer, _act("no", why)
     return answer, _act("promoted", f"better than version {standing.version}")
 
 
@@ -390,8 +395,11 @@ def review_champion(session: Session, promoter: Promotes) -> dict[str, Any]:
     if answer["verdict"] == "exhausted":
         return {**about, "verdict": "exhausted", "guarantee": "none"}
     # Another team may have moved it meanwhile, and a retry finds it moved.
-    if fell and former is not None and promoter.find_champion() == standing:
-        promoter.roll_back(former, {"session": session.id})
+    if (
+        fell
+        and former is not None
+        and promoter.roll_back(former, {"session": session.id}, standing)
+    ):
         about["rolled_back"] = former.version
     verdict = answer["verdict"] if answer["verdict"] == "none" else "no" if fell else "yes"
     return {**answer, **about, "verdict": verdict}

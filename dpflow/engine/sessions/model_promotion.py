@@ -90,15 +90,17 @@ class Promoter:
         return None if number is None else self._client.get_model_version(self.model, str(number))
 
     @registry_in_reach()
-    def roll_back(self, former: Champion, record: Mapping[str, str]) -> None:
+    def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
         """Move the alias back; the version that falls is tagged with the session that said so."""
-        standing = self.find_champion()
+        if (standing := self.find_champion()) != seen:
+            return False
         self._client.set_registered_model_alias(self.model, self.alias, former.version)
         if standing is not None:
             session = record["session"]
             self._client.set_model_version_tag(
                 self.model, standing.version, "dpflow.rolled_back", session
             )
+        return True
 
     @registry_in_reach()
     def was_promoted(self, digest: str, session: str) -> bool:
@@ -107,8 +109,14 @@ class Promoter:
         return version is not None and version.tags.get("dpflow.promoted") == session
 
     @registry_in_reach()
-    def promote(self, candidate: Candidate, record: Mapping[str, str]) -> None:
-        """Move the alias to the submitted version, or to one that is made; a retry finds it again."""
+    def promote(
+        self, candidate: Candidate, record: Mapping[str, str], seen: Champion | None
+    ) -> bool:
+        """Move the alias to the submitted version, or to one that is made; a retry finds it again. A registry has no move that
+        looks first: whoever moves its alias between look and move, some milliseconds, is overwritten.
+        """
+        if self.find_champion() != seen:
+            return False
         submission = candidate.submission
         # Known by its digest: a retry must not register the same model a second time.
         version = self._find_submitted(submission) or self._find_version(candidate.digest)
@@ -136,6 +144,7 @@ class Promoter:
         self._client.set_model_version_tag(
             self.model, version.version, "dpflow.promoted", record["session"]
         )
+        return True
 
     def _find_submitted(self, submission: Submission) -> Any:
         """The version of this registered model that was submitted, by itself or by its logged model."""

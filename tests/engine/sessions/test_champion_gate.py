@@ -144,6 +144,29 @@ def test_a_review_is_no_answer_about_another_champion(tiny: Tiny, table: Path) -
     assert registry.champion == champion
 
 
+@pytest.mark.parametrize(("first", "outcome"), [("a", "promoted"), ("b", "not_better")])
+def test_who_loses_the_race_to_be_first_is_compared(
+    tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch, first: str, outcome: str
+) -> None:
+    """Of two that saw no champion both became the first, compared with nothing: 6 of 15 tries by two commands."""
+    file, session = tiny.folder / "champion.json", open_gate(tiny, **DUEL)
+    found, looks = ChampionFile.find_champion, list[str]()
+
+    def find_late(self: ChampionFile) -> Champion | None:
+        seen = found(self)
+        if not looks:
+            looks.append("between a look and a move")
+            (said,) = judge_all([lambda: session], [about(first)], ChampionFile(file, "0.05"))
+            assert said["outcome"] == "promoted"
+        return seen
+
+    monkeypatch.setattr(ChampionFile, "find_champion", find_late)
+    second = "b" if first == "a" else "a"
+    (said,) = judge_all([lambda: session], [about(second)], ChampionFile(file, "0.05"))
+    assert said["outcome"] == outcome and said.get("promotion") != "first"
+    assert len(json.loads(file.read_text())["versions"]) == (2 if outcome == "promoted" else 1)
+
+
 def test_fresh_rows_roll_back(tiny: Tiny, table: Path) -> None:
     """A champion that its predecessor beats on fresh rows falls; one that stays better stays."""
     registry = MemoryRegistry()
