@@ -303,8 +303,14 @@ Decisions.record = kill
 
 
 @pytest.mark.parametrize("moment", ["after", pytest.param("before", marks=pytest.mark.slow)])
-def test_a_kill_loses_and_repeats_no_decision(tmp_path: Path, moment: str) -> None:
+def test_a_kill_loses_and_repeats_no_decision(
+    tmp_path: Path, moment: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The client sends it again to the next process, and looks whether it was recorded before it signs anew."""
+    # However long that one takes to start.
+    for name in ("MAX_SIGNED", "MAX_RESENT"):
+        monkeypatch.setattr(f"dpflow.client.owner.{name}", 1000)
+    monkeypatch.setattr("dpflow.client.owner.MAX_PAUSE", 0.5)
     owners = Owners(tmp_path / "world")
     before = owners.ledger.newest_entry()[0]
     dying = owners.serve(KILLS[moment])
@@ -317,7 +323,7 @@ def test_a_kill_loses_and_repeats_no_decision(tmp_path: Path, moment: str) -> No
     recorded = owners.ledger.newest_entry()[0] - before
     assert recorded == {"before": 0, "after": 1}[moment]
     next_one = owners.serve(port=dying.port)
-    client.join(60)
+    client.join(300)
     next_one.stop()
     assert told and told[0].scope == "visits/once"
     assert owners.ledger.newest_entry()[0] == before + 1
