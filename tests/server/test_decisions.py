@@ -433,6 +433,19 @@ def test_the_services_own_key_decides_nothing(tmp_path: Path) -> None:
     assert code == 1 and "unset DPFLOW_SIGNING_KEY" in said
 
 
+def test_decisions_on_postgresql(tmp_path: Path, postgres: Callable[[], str]) -> None:
+    """By a service whose login owns the ledger: its triggers take what was signed."""
+    world = ServiceWorld(tmp_path, postgres().replace(":@", "@"))
+    people: Any = {"signers": [ANN.public_text, BOB.public_text], "signer": ANN}
+    world.ledger.grant("s", 1, 0, table=None, filter="basic", principal="owner", **people)
+    with world.test_client("own") as client:
+        send = lambda decision: client.post("/v1/decisions", json=decision)  # noqa: E731
+        seq = send(sign(send, ANN, decide(ANN, "0.5", scope="s/t", approvals=2))).json()["proposal"]
+        approval = {"verb": "approve", "scope": "s/t", "proposal": seq, "key": BOB.public_text}
+        assert send(sign(send, BOB, approval)).status_code == 200
+    assert world.ledger.scope("s/t").approvals == 2 and world.ledger.verify().ok
+
+
 def test_a_watch_of_keys_sees_one_that_is_opened(tmp_path: Path) -> None:
     """The control of what the other tests rely on."""
     (tmp_path / "key").write_text("x")
