@@ -14,9 +14,7 @@ from dpflow.errors import MissingExtra
 
 #: The name that package managers know us by; the import and the command are ``dpflow``.
 DISTRIBUTION = "dpflow-privacy"
-
-
-#: What the extra ``local`` installs: who only asks a service has none of it.
+#: What tables and a ledger in this process need: who only asks a service may leave it out.
 LOCAL = frozenset({"cryptography", "duckdb", "numpy", "pluggy", "sqlalchemy"})
 
 
@@ -35,8 +33,10 @@ def require_local(door: str) -> Iterator[None]:
         missing = error
     else:
         return
-    with require_extra("local", door):
-        raise missing
+    raise MissingExtra(
+        f"{door} needs tables or a ledger in this process, for there is no package {missing.name!r} here: "
+        f"pip install '{DISTRIBUTION}'"
+    ) from None
 
 
 @contextmanager

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from smallworld import Tiny
 
 ROOT = Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+CONTENT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = CONTENT["project"], CONTENT["dependency-groups"]
 
 
 def block_package(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
@@ -65,8 +66,8 @@ def test_the_distribution_has_the_extras_that_doors_name() -> None:
         for line in file.read_text().splitlines()
         if 'require_extra("' in line
     }
-    local = {Requirement(one).name for one in PROJECT["optional-dependencies"]["local"]}
-    assert local == LOCAL
+    needs, client = {*PROJECT["dependencies"]}, {*GROUPS["client"]}
+    assert {Requirement(one).name for one in needs - client} == LOCAL and client < needs
     extras = PROJECT["optional-dependencies"]
     assert PROJECT["name"] == DISTRIBUTION
     assert words == set(extras) - {"all"}

@@ -10,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
@@ -70,18 +71,22 @@ class Environment:
 def install(
     dist: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Callable[[str, Iterable[str]], Environment]:
-    """Make an environment with `dpflow-privacy[extra]` and some plugins, from wheels alone."""
+    """Make an environment with `dpflow-privacy[extra]` and some plugins, from wheels alone; without an extra, with what
+    a client needs.
+    """
 
-    def make(extra: str, plugins: Iterable[str] = ()) -> Environment:
+    def make(extra: str | None, plugins: Iterable[str] = ()) -> Environment:
         home = tmp_path_factory.mktemp("environment")
         run_uv("venv", "--quiet", "--allow-existing", "--python", str(PYTHON), str(home))
         python = home / "bin" / "python"
         library = next(home.glob("lib/python*/site-packages"))
         root = f"{DISTRIBUTION}[{extra}]" if extra else DISTRIBUTION
-        for package in third_party([root, *plugins]):
+        roots = read_group("client") if extra is None else [root, *plugins]
+        for package in third_party(roots):
             link_package(package, library)
         # It resolves, rather than being told not to: the ranges must hold for what is linked.
         options = ["--quiet", "--offline", "--no-index", "--find-links", str(dist)]
+        options += ["--no-deps"] if extra is None else []
         run_uv("pip", "install", "--python", str(python), *options, root, *plugins)
         return Environment(home, tmp_path_factory.mktemp("elsewhere"))
 
@@ -90,20 +95,26 @@ def install(
 
 @pytest.fixture(scope="session")
 def base(install: Callable[..., Environment]) -> Environment:
-    """The distribution with tables and a ledger, and no other extra."""
-    return install("local")
+    """The distribution without extras."""
+    return install("")
 
 
 @pytest.fixture(scope="session")
 def client(install: Callable[..., Environment]) -> Environment:
-    """The distribution without extras, as who asks a service installs it."""
-    return install("")
+    """The wheel alone, and what asking a service needs."""
+    return install(None)
 
 
 @pytest.fixture(scope="session")
 def everything(install: Callable[..., Environment]) -> Environment:
     """All extras and all plugins."""
     return install("all", [folder.name for folder in FOLDERS[1:]])
+
+
+def read_group(name: str) -> list[str]:
+    """Requirements of one of the repository's groups."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+    return [str(one) for one in groups[name]]
 
 
 def third_party(roots: Iterable[str]) -> set[str]:

@@ -102,7 +102,7 @@ def test_plugins_need_the_distribution_in_a_range() -> None:
     for folder in FOLDERS[1:]:
         needs = read_project(folder)["dependencies"]
         assert isinstance(needs, list)
-        assert f"{name}[local]>=0.{minor},<0.{minor + 1}" in needs
+        assert f"{name}>=0.{minor},<0.{minor + 1}" in needs
         assert read_project(folder)["name"] == folder.name
 
 
