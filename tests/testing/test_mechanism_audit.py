@@ -121,7 +121,7 @@ PART = {
     "AddRemoveRate": ENOUGH,
     "SuppressesBelow10": 2,
     "BrokenLiteral": ENOUGH,
-    "DeltaForOneKey": ENOUGH / 4,
+    "ThresholdOfTheNoise": ENOUGH / 4,
 }
 UNSEEN_NAMES = {type(control.mechanism).__name__: control for control in UNSEEN}
 
