@@ -369,10 +369,8 @@ def test_a_column_with_the_name_of_anothers_end_is_not_its_end(
     assert row["n_noise_low"] == row["n"] + 1000 == row["N_low"]
     assert row["n_noise_low_1"] <= row["n"] <= row["n_noise_high"]
     written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
-    # A file has the columns of a published table, with those that no frame needs.
-    shared = [name for name in written.columns if name in row]
-    assert shared == [*frame.columns] and len({*written.columns}) == len(written.columns)
-    assert written.select(*shared).fetchall() == [tuple(row.values())]
+    assert written.columns == [*frame.columns] and len({*written.columns}) == len(written.columns)
+    assert written.fetchall() == [tuple(row.values())]
 
 
 def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
@@ -387,7 +385,9 @@ def test_a_bound_without_a_value_is_typed(fresh: World, tmp_path: Path) -> None:
         assert SqlAnswer.from_wire(json.loads(json.dumps(answer.to_wire()))) == answer
         assert fresh.ask(text, epsilon=epsilon).values == answer.values
         frame = answer.to_pandas(intervals=True).iloc[0].to_dict()
-        assert list(frame) == [f"{n}{end}" for n in "mq" for end in ENDS]
+        assert [name for name in frame if name[1:] in ENDS] == [
+            n + end for n in "mq" for end in ENDS
+        ]
         answer.write(tmp_path / "answer.parquet")
         written = duckdb.read_parquet(str(tmp_path / "answer.parquet"))
         kinds = dict(zip(written.columns, map(str, written.types)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,11 +14,12 @@ from sql_world import EXACT
 from sqlglot.errors import ParseError
 
 from dpflow.analyst_sql.answer.answers import GUARDED, run_query
+from dpflow.analyst_sql.answer.plan_text import plan_lines
 from dpflow.analyst_sql.answer.query_plan import describe_samples
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, fill_samples
 from dpflow.analyst_sql.parse.select_query import SplitQuery
 from dpflow.analyst_sql.releases.cells import Number, no_width
-from dpflow.errors import SqlRefused
+from dpflow.errors import InvalidInput, SqlRefused
 from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResult, RowTable
 
 if TYPE_CHECKING:
@@ -245,3 +247,99 @@ def test_values_that_python_lacks_are_duckdbs_texts(fresh: World) -> None:
     )
     row = fresh.ask(text, epsilon=EXACT).rows[0]
     assert row == ("1 year", "infinity", "202020-01-01 00:00:00", "1000000000 days", True)
+
+
+#: Names that the pipeline gives tables, columns and functions of its own.
+OURS = re.compile(
+    r'dpflow[_ ]|"released rows|released rows"|\breleased\.|"keys \d|dpflow guarded|\bguarded\.|\b[knfdgcrpv]\d{1,2}\b| #|ANONYMOUS'
+)
+#: Released columns under names of a query.
+RELEASED = (
+    "WITH t AS (SELECT city AS town, day AS date, COUNT(*) > 9 AS many, COUNT(*) AS visits, AVG(age) AS age, COUNT(DISTINCT "
+    "clinic) AS clinics FROM visits GROUP BY city, day) "
+)
+USED = {"k0": "town", "k1": "date", "k3": "many", "n0": "visits", "n1": "age", "released.r0": "t"}
+BOUNDED = "SUM(age, contribution_bounds_per_group => (0, 90))"
+GROUPED = "FROM visits GROUP BY city"
+#: Queries for each name, and whose headers DuckDB or this pipeline makes of their text.
+NAMING = [
+    f"SELECT city, {BOUNDED} {GROUPED}",
+    f"SELECT {BOUNDED} / COUNT(DISTINCT person), COUNT(*, contribution_bounds_per_group => (0, 5)) FROM visits",
+    f"SELECT city, {BOUNDED} {GROUPED} HAVING sums > 3",
+    f"SELECT city, {BOUNDED} {GROUPED} ORDER BY groups",
+    f"SELECT city, AVG{BOUNDED[3:]} {GROUPED}",
+    f"SELECT city, {BOUNDED.replace('90', 'age')} {GROUPED}",
+    f"SELECT city, {BOUNDED} FILTER (WHERE age > 3) {GROUPED}",
+    f"SELECT COUNT(*) FROM visits WHERE {BOUNDED} > 3",
+    f"SELECT {BOUNDED}, approx_top_k(age, 3) FROM visits",
+    f"SELECT SUM(n, contribution_bounds_per_group => (0, 1)) FROM (SELECT COUNT(*) AS n {GROUPED})",
+    "SELECT bucket(age, 10), COUNT(DISTINCT city), COUNT(*) FROM visits GROUP BY ALL",
+    "SELECT COUNT(DISTINCT city), COUNT(DISTINCT city) + 1 FROM visits",
+    "SELECT city, COUNT(DISTINCT city) || [1], COUNT(*) FROM visits GROUP BY city",
+    "SELECT city, bucket(age, 10), GROUPING(city), COUNT(*) FROM visits GROUP BY ROLLUP (city, bucket(age, 10))",
+    f"SELECT city, COUNT(*) + city {GROUPED}",
+    f"SELECT city, COUNT(*) + [city] {GROUPED}",
+    f"SELECT city, dayofweek(INTERVAL 1 MONTH), ln(COUNT(*) - 9) {GROUPED}",
+    f"SELECT city, max(COUNT(*), -1) OVER () {GROUPED}",
+    "SELECT ln(MEDIAN(day)), MEDIAN(day) FROM visits",
+    f"SELECT k0, n0 FROM (SELECT city, COUNT(*) {GROUPED})",
+    f"SELECT town + 1, visits FROM (SELECT city AS town, COUNT(*) AS visits {GROUPED})",
+    f"WITH c AS (SELECT city, COUNT(*) AS n {GROUPED}) SELECT city, n / (SELECT COUNT(*) FROM visits) FROM c",
+    f"WITH c AS (SELECT city, COUNT(*) AS n {GROUPED}) SELECT city, n IN (SELECT COUNT(*) {GROUPED}) FROM c",
+    f"SELECT (SELECT COUNT(*) FROM visits), EXISTS (SELECT COUNT(*) {GROUPED}) FROM (SELECT COUNT(*) {GROUPED})",
+]  # fmt: skip
+
+
+def tell_all(world: World, text: str) -> str:
+    """All that is said of a query before it is charged."""
+    try:
+        plan = world.ask(f"EXPLAIN {text}", epsilon=1, delta="1e-6")
+        view = plan.explain(world.ledger)
+    except InvalidInput as error:
+        return f"{error} {error!r}"
+    return "\n".join(map(str, [repr(plan), *plan.columns, *view["columns"], *plan_lines(view)]))
+
+
+def find_ours(said: str, text: str) -> list[str]:
+    return [one for one in OURS.findall(said) if one not in text]
+
+
+@pytest.mark.parametrize(
+    "part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 64))]
+)
+def test_no_name_of_ours_is_said(world: World, part: int) -> None:
+    """In no header, EXPLAIN or message of queries over released columns, whether they bind or not."""
+    texts = list[str]()
+    for n, call in enumerate([*SCALARS, *AGGREGATES]):
+        text = PLACES[n % len(PLACES)].format(call=call).replace(" AS x", "")
+        for ours, theirs in USED.items():
+            text = text.replace(ours, theirs)
+        if not OURS.search(text):
+            texts.append(RELEASED + text)
+    assert len(texts) > 500
+    asked = [*NAMING, *texts[:: len(texts) // 40]] if part == 0 else texts[part::64]
+    told = {text: find_ours(tell_all(world, text), text) for text in asked}
+    assert {text: found for text, found in told.items() if found} == {}
+
+
+def test_what_is_charged_says_no_name_of_ours(fresh: World) -> None:
+    """In no header, note, receipt or entry of the ledger; also where a guarded query answers."""
+    for text in (
+        NAMING[0],
+        NAMING[1],
+        NAMING[10],
+        NAMING[13],
+        NAMING[21],
+        f"SELECT city, ln(COUNT(*) - 3500) {GROUPED}",
+    ):
+        answer = fresh.ask(text, epsilon=EXACT, delta="1e-3")
+        said = [
+            answer.describe(),
+            answer._repr_html_(),
+            answer.to_json(),
+            *answer.list_printed()[0],
+        ]
+        said += [name for name, _, _ in answer.list_columns(True)]
+        said += [one.request for one in fresh.ledger.releases("visits")]
+        # Released keys of this table are themselves such words.
+        assert find_ours(re.sub(r"\bc[0-2]\b", "", "\n".join(map(str, said))), text) == []

@@ -9,6 +9,7 @@ import pytest
 from sql_world import EXACT, World
 
 from dpflow.errors import TableBusy
+from dpflow.tables.access import sandbox
 
 COLUMNS = {
     "code": ("VARCHAR", ["10", "9", "100"]),
@@ -102,19 +103,54 @@ def test_a_time_that_python_does_not_have_leaves_the_type_of_its_column(tmp_path
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_a_stored_answer_is_the_same_without_its_source(typed_world: World, name: str) -> None:
-    """Where keys could be of several types and the catalogue cannot be asked, there is none."""
+    """Keys have the types that were kept with their release, also those that could be of several."""
     text = f"SELECT {name}, COUNT(*) FROM visits GROUP BY {name} ORDER BY {name}"
     first = typed_world.ask(text, epsilon=EXACT, scope="typed")
     place = typed_world.folder / "visits.duckdb"
     place.rename(typed_world.folder / "away.duckdb")
     try:
-        with pytest.raises(TableBusy, match="texts, numbers or times"):
-            typed_world.ask(text, epsilon=1, scope="typed")
+        again = typed_world.ask(text, epsilon=1, scope="typed")
+        later = typed_world.ask(f"{text} DESC", epsilon=1, scope="typed")
         typed_world.ask("EXPLAIN " + text, epsilon=1, scope="typed").explain(typed_world.ledger)
     finally:
         (typed_world.folder / "away.duckdb").rename(place)
-    again = typed_world.ask(text, epsilon=1, scope="typed")
+    assert again.free and again.values == first.values and again.columns == first.columns
+    assert later.free and later.rows == first.rows[::-1]
+
+
+def test_a_stored_answer_is_there_while_another_process_holds_the_file(
+    fresh: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It needs no private row. What is new is refused, and costs nothing."""
+    monkeypatch.setattr(sandbox, "MAX_WAIT", 0.1)
+    text = "SELECT day, MEDIAN(day) AS m, COUNT(*) AS n FROM visits WHERE age > 5 GROUP BY day"
+    days = {
+        "public_keys": ["2020-01-01", "2020-01-02"],
+        "lower": "2020-01-01",
+        "upper": "2020-12-31",
+    }
+    fresh.table = fresh.declare(columns={"day": days, "age": {}})
+    first, spent = fresh.ask(text, epsilon=5), fresh.spent()
+    with duckdb.connect(str(fresh.folder / "visits.duckdb")):
+        again = fresh.ask(text, epsilon=5)
+        assert again.free and again.values == first.values and again.columns == first.columns
+        with pytest.raises(TableBusy):
+            fresh.ask(text.replace("> 5", "> 6"), epsilon=5)
+    assert fresh.spent() == spent
+
+
+def test_stored_keys_keep_the_type_that_they_were_drawn_with(fresh: World) -> None:
+    """Whatever the column is now: the answer is the same while its file is away and after it came back."""
+    text = "SELECT age, COUNT(*) AS n FROM visits GROUP BY age ORDER BY age"
+    fresh.table = fresh.declare(columns={"age": {"public_keys": ["9", "10", "11"]}})
+    first = fresh.ask(text, epsilon=EXACT)
+    assert [row[0] for row in first.rows] == [9, 10, 11]
+    with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
+        connection.execute("ALTER TABLE visits ALTER age TYPE VARCHAR")
+    again = fresh.ask(text, epsilon=1)
     assert again.free and again.rows == first.rows
+    new = fresh.ask(text.replace("(*)", "(DISTINCT person)"), epsilon=EXACT)
+    assert not new.free and [row[0] for row in new.rows] == ["10", "11", "9"]
 
 
 def test_keys_that_are_texts_need_no_source(tmp_path: Path) -> None:

@@ -17,22 +17,22 @@ from dpflow.analyst_sql.answer.sql_answer import (
     Released,
     SqlAnswer,
     number_name,
+    plan_kind,
     write_text,
 )
+from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.noise.noise_intervals import (
     ColumnIntervals,
     find_noise,
-    find_total_intervals,
+    find_noisy,
 )
 from dpflow.analyst_sql.noise.released_tables import ReleasedTable, make_tables
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
-    SqlAggregate,
     write_sql,
 )
 from dpflow.analyst_sql.releases.cells import Cells, Number
-from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.result_fields import clip_number
 from dpflow.core.contract.results import NO_VALUE, UNLIMITED, ValueRange
 from dpflow.errors import QueryFailed
@@ -40,11 +40,10 @@ from dpflow.tables.public.query_process import PROCESS, QueryRejected, QueryResu
 
 
 def compute_answer(
-    query: SplitQuery,
+    plan: SqlPlan,
     cells: Callable[[SelectQuery], Cells],
     origins: Sequence[Origin],
     notes: Sequence[str],
-    keys: KeyReader,
 ) -> SqlAnswer:
     """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
@@ -63,13 +62,16 @@ def compute_answer(
         QueryStopped: it took too long, or too much memory.
         TableBusy: a source's catalogue, which says what keys are, cannot be read now.
     """
-    tables: Sequence[ReleasedTable] = make_tables(query, cells, keys)
-    tables, ran, result = run_query(tables, query)
-    if ran is not query:
-        query, notes = ran, [*notes, GUARDED]
-    intervals, ranges = find_noise(query, tables, result.rows)
-    of_totals = find_total_intervals(query, tables, result.rows)
+    tables: Sequence[ReleasedTable] = make_tables(plan.query, cells, plan.keys)
+    tables, query, result = run_query(tables, plan.query)
+    if query is not plan.query:
+        notes = [*notes, GUARDED]
+    noise = find_noise(query, tables, result.rows)
+    intervals, of_totals, ranges = noise.intervals, noise.totals, noise.ranges
     width = len(result.columns)
+    has_noise = find_noisy(plan.query, tables, intervals if query is plan.query else None)
+    if has_noise is None or len(has_noise) != width:
+        has_noise = [True] * width
     if intervals is None or len(intervals) != width:
         # Also where an item is several columns, as a struct that is unnested: nothing says which is which.
         of_totals, ranges = None, [[UNLIMITED] * len(result.rows)] * width
@@ -87,6 +89,7 @@ def compute_answer(
             if is_exact
             else read_values(kind, drawn)
         )
+        kind = plan_kind(plan.kinds[position], kind)
         known = one.confidence is not None
         spans = one.spans if known else [None] * len(values)
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"
@@ -100,19 +103,25 @@ def compute_answer(
             cells_of = [
                 _add_total(*cell) for cell in zip(cells_of, of_totals[position].spans, limits)
             ]
-        quantile = _find_bounded(statistic, cells)
-        if quantile is not None:
-            if kind == "BIGINT":
-                # Its bounds have the type of its values, and may be wider.
-                kind, _ = read_values("HUGEINT", [*values, *(quantile.bounds or ())])
-            cells_of = [_add_bounds(cell, quantile, kind) for cell in cells_of]
+        is_bounded = statistic is not None and plan.states_bounds(*statistic)
+        if statistic is not None and is_bounded:
+            number = cells(statistic[0]).get((), {}).get(statistic[1])
+            cells_of = [_add_bounds(cell, number, kind) for cell in cells_of]
         clipped = sum(cell.clipped for cell in cells_of)
         has_total = any(cell.total is not None for cell in cells_of)
         total: IntervalKind = "stated" if has_total else "no interval" if one.noisy else "exact"
         name = number_name({column.name.casefold() for column in columns}, name)
-        is_bounded = quantile is not None
         columns.append(
-            AnswerColumn(name, kind, one.confidence, interval, clipped, total, is_bounded)
+            AnswerColumn(
+                name,
+                kind,
+                one.confidence,
+                interval,
+                clipped,
+                total,
+                is_bounded,
+                has_noise[position],
+            )
         )
         computed.append(cells_of)
     marked = [
@@ -197,26 +206,22 @@ def _add_total(cell: Released, span: tuple[float, float] | None, limits: ValueRa
     return replace(cell, total=(limits.clip(span[0]), limits.clip(span[1])))
 
 
-def _find_bounded(
-    statistic: tuple[SelectQuery, SqlAggregate] | None, cells: Callable[[SelectQuery], Cells]
-) -> Number | None:
-    """The released quantile that a column is, where its release states bounds of it; such releases have
-    no groups.
-    """
-    if statistic is None or statistic[0].groups:
-        return None
-    number = cells(statistic[0]).get((), {}).get(statistic[1])
-    return None if number is None or number.bounds is None else number
-
-
-def _add_bounds(cell: Released, quantile: Number, kind: str) -> Released:
+def _add_bounds(cell: Released, quantile: Number | None, kind: str) -> Released:
     """A value with the bounds of the released quantile that it is, in the type of its column."""
+    if quantile is None:
+        return cell
     writers: Mapping[str, Callable[[Any], Any]] = {"VARCHAR": write_text, "DOUBLE": float}
     writers = {**writers, "DATE": dt.date.fromisoformat, "TIMESTAMP": dt.datetime.fromisoformat}
     is_decimal = kind.startswith("DECIMAL")
     write = (lambda end: Decimal(str(end))) if is_decimal else writers.get(kind, int)
-    low, high = (None if end is None else write(end) for end in quantile.bounds or (None, None))
-    return replace(cell, bounds=(low, high), only_a_bound=quantile.only_a_bound)
+    ends = []
+    for end in quantile.bounds or (None, None):
+        try:
+            ends.append(None if end is None else write(end))
+        except ValueError:
+            # A time that Python does not have.
+            ends.append(end)
+    return replace(cell, bounds=(ends[0], ends[1]), only_a_bound=quantile.only_a_bound)
 
 
 #: How far off a rank is, in a remark.

@@ -7,13 +7,13 @@ those are handed to it as fields of a struct, by a lambda.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import sqlglot
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import change_parts, is_aggregate, walk_own
 
 #: Aggregates of one argument that fail on some numbers. Over a list they are functions, which TRY takes.
 _FAILING_AGGREGATES = {
@@ -63,7 +63,7 @@ class _Guard:
         if isinstance(node, exp.Select):
             return self._visit_select(node)
         if isinstance(node, exp.Subquery | exp.SetOperation):
-            return _replace_children(node, self.visit)
+            return change_parts(node, self.visit)
         if isinstance(node, exp.Join):
             for name in ("this", "on"):
                 if node.args.get(name) is not None:
@@ -77,7 +77,7 @@ class _Guard:
             if is_count and not isinstance(node.expression, exp.Literal):
                 node.set("expression", self._keep_positive(node.expression, 0))
                 return node
-            return _replace_children(node, self.visit)
+            return change_parts(node, self.visit)
         return self._guard(node)
 
     def _visit_select(self, select: Any) -> Any:
@@ -99,9 +99,9 @@ class _Guard:
     def _visit_condition(self, node: Any) -> Any:
         """A join's condition: comparisons stay, by which DuckDB finds partners."""
         if isinstance(node, exp.And | exp.Paren):
-            return _replace_children(node, self._visit_condition)
+            return change_parts(node, self._visit_condition)
         if isinstance(node, _COMPARISONS):
-            return _replace_children(node, self._guard)
+            return change_parts(node, self._guard)
         return self._guard(node)
 
     def _is_special(self, node: Any) -> bool:
@@ -115,9 +115,9 @@ class _Guard:
         if isinstance(node, (*_CONSTANTS, exp.Column)):
             return node
         if isinstance(node, exp.Paren | exp.Alias):
-            return _replace_children(node, self._guard)
+            return change_parts(node, self._guard)
         if isinstance(node, exp.And | exp.Or | exp.Not):
-            return _replace_children(node, self._guard)
+            return change_parts(node, self._guard)
         if self._is_special(node):
             return self._guard_special(node)
         fields = list[Any]()
@@ -134,10 +134,10 @@ class _Guard:
             elif isinstance(part, (*_CONSTANTS, exp.Column)):
                 return part
             else:
-                return _replace_children(part, take)
+                return change_parts(part, take)
             return self._add_field(fields, value)
 
-        body = _replace_children(node, take)
+        body = change_parts(node, take)
         return _try_with(body, fields) if fields else exp.Try(this=body)
 
     def _add_field(self, fields: list[Any], value: Any) -> Any:
@@ -155,23 +155,23 @@ class _Guard:
                 is_rows = isinstance(part, exp.Query) and part is not tested
                 return self.visit(part) if is_rows else self._guard(part)
 
-            return _replace_children(node, guard)
+            return change_parts(node, guard)
         around = self._groups, self._is_plain
         if isinstance(node, exp.Window):
             node = self._guard_window(node)
         else:
             # Rows below an aggregate are not grouped yet.
             self._groups, self._is_plain = [], True
-            node = _replace_children(node, self._guard_operand)
+            node = change_parts(node, self._guard_operand)
         self._groups, self._is_plain = around
         return _guard_aggregate(node)
 
     def _guard_operand(self, part: Any) -> Any:
         """An operand of an aggregate; its own clauses, as ORDER BY, hold expressions."""
         if isinstance(part, _STRUCTURE):
-            return _replace_children(part, self._guard_operand)
+            return change_parts(part, self._guard_operand)
         if is_aggregate(part, self._aggregates):
-            return _replace_children(part, self._guard_operand)
+            return change_parts(part, self._guard_operand)
         return self._guard(part)
 
     def _guard_window(self, window: Any) -> Any:
@@ -179,12 +179,12 @@ class _Guard:
         if isinstance(call, exp.Expression):
             is_ntile = isinstance(call, exp.Ntile)
             change = (lambda x: self._keep_positive(x, 1)) if is_ntile else self._guard
-            window.set("this", _replace_children(call, change))
+            window.set("this", change_parts(call, change))
         for part in window.args.get("partition_by") or []:
             part.replace(self._guard(part))
         order, frame = window.args.get("order"), window.args.get("spec")
         if order is not None:
-            _replace_children(order, self.visit)
+            change_parts(order, self.visit)
         for name in ("start", "end"):
             bound = None if frame is None else frame.args.get(name)
             if isinstance(bound, exp.Expression) and not isinstance(bound, exp.Literal):
@@ -281,14 +281,3 @@ def _resolve(group: Any, items: Sequence[Any]) -> Any:
     if isinstance(group, exp.Column) and not group.table and group.name.casefold() in names:
         return names[group.name.casefold()].unalias().copy()
     return group.copy()
-
-
-def _replace_children(node: Any, change: Callable[[Any], Any]) -> Any:
-    """The node, with what stands for each of its parts in their place."""
-    for name, part in list(node.args.items()):
-        if isinstance(part, exp.Expression):
-            node.set(name, change(part))
-        elif isinstance(part, list):
-            changed = [change(one) if isinstance(one, exp.Expression) else one for one in part]
-            node.set(name, changed)
-    return node

@@ -58,7 +58,7 @@ from dpflow.core.contract.question_text import shorten_question
 from dpflow.core.contract.results import NONE
 from dpflow.engine.planning.precheck import find_source_fault
 from dpflow.engine.releases.choose_bounds import BoundsChooser
-from dpflow.engine.releases.execute import release_all
+from dpflow.engine.releases.execute import TYPES, release_all
 from dpflow.engine.releases.own_histogram import follow_result
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
@@ -111,22 +111,15 @@ def plan_sql(
     find_public = find_public or partial(find_public_table, tables=tables, folder=folder)
     registry = registry or Registry.load()
     keys = KeyReader()
-    refusal: Refusal | None = None
-    try:
-        chooser = BoundsChooser(ledger, takes_histograms=settings.target is None)
-        read = source, settings, find_table, find_public, parameters, registry, chooser
-        written, query, planned = _read_query(*read)
-        columns = describe_columns(query, source, keys)
-    except Refusal as error:
-        refusal = error
-    if refusal is not None:
-        source.refuse(refusal)
-    stored: list[Stored | None] = [None] * len(planned.parts)
-    unpaid: list[str] = []
+    chooser = BoundsChooser(ledger, takes_histograms=settings.target is None)
+    read = source, settings, find_table, find_public, parameters, registry, chooser
+    written, query, planned = source.answer(partial(_read_query, *read))
     if settings.is_free and (ledger is None or not look_up):
         raise PlanRefused(
             "epsilon 0 asks for a stored answer, and here each run draws for itself; give an epsilon"
         )
+    stored: list[Stored | None] = [None] * len(planned.parts)
+    releases = None
     if ledger is not None and look_up:
         releases = StoredReleases(ledger, settings, registry)
         stored = [releases.find(part) for part in planned.parts]
@@ -135,26 +128,23 @@ def plan_sql(
                 if found := _find_all(*other, settings, releases, registry, chooser):
                     query, planned, stored = found
                     break
-        unanswered = (part for part, one in zip(planned.parts, stored) if one is None)
-        reasons = (releases.explain_payment(part.part) for part in unanswered)
+    to_pay = [part for part, one in zip(planned.parts, stored) if one is None]
+    _recall_types(planned.parts, stored, keys)
+    columns = source.answer(partial(describe_columns, query, source, keys))
+    unpaid: list[str] = []
+    if ledger is not None and releases is not None:
+        reasons = (releases.explain_payment(part.part) for part in to_pay)
         unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
-        if settings.is_free and not all(stored):
+        if settings.is_free and to_pay:
             raise PlanRefused(
                 "; ".join(["no stored answer serves, and epsilon 0 pays for none", *unpaid])
                 + "; to pay for a new one, give an epsilon, such as -- dp: epsilon=0.1"
             )
-        to_pay = [part for part, one in zip(planned.parts, stored) if one is None]
         if settings.target is not None:
             require_target(
                 settings.target, [(one, identify_query(one.plan)) for one in to_pay], ledger
             )
-    problem = ""
-    try:
-        problem = _check_sources([part for part, one in zip(planned.parts, stored) if one is None])
-    except Refusal as error:
-        refusal = error
-    if refusal is not None:
-        source.refuse(refusal)
+    problem = source.answer(partial(_check_sources, to_pay))
     plan = SqlPlan(
         query,
         settings,
@@ -170,15 +160,25 @@ def plan_sql(
         problem,
     )
     if settings.target is not None and plan.to_pay:
-        _require_column_errors(plan, settings.target)
+        source.answer(partial(_require_column_errors, plan, settings.target))
     return plan
 
 
+def _recall_types(
+    parts: Sequence[PartPlan], stored: Sequence[Stored | None], keys: KeyReader
+) -> None:
+    """Types of keys are those of the stored releases of a table that nothing is drawn from."""
+    drawn = {one.part.table.name for one, answer in zip(parts, stored) if answer is None}
+    for one, answer in zip(parts, stored):
+        if answer is not None and one.part.table.name not in drawn:
+            keys.recall(one.part.table, answer.record.request.get(TYPES, {}))
+
+
 def _require_column_errors(plan: SqlPlan, target: Target) -> None:
-    """Raise `SqlRefused` where a column that is computed from released numbers may be further off than what is asked for:
+    """Raise `Refusal` where a column that is computed from released numbers may be further off than what is asked for:
     the target is of these numbers.
     """
-    width, refusal, forecasts = len(plan.columns), None, plan.forecast_noise()
+    width, forecasts = len(plan.columns), plan.forecast_noise()
     for n in range(width):
         is_released = plan.query.find_number(n, width) is not None
         forecast = None if forecasts is None else forecasts[n]
@@ -188,14 +188,11 @@ def _require_column_errors(plan: SqlPlan, target: Target) -> None:
         known = None if forecast is None or target.relative else forecast.widest_95
         if (known is None and not is_released) or (known or 0) > float(target.size) * (1 + 1e-9):
             would = "depends on what is released" if known is None else f"would be {known:.3g}"
-            refusal = Refusal(
+            raise Refusal(
                 "target",
                 f"error is of each number that is released, and column {plan.columns[n]} is computed from such numbers, or "
                 f"has those that noise chose: its own error {would}; give an epsilon, and EXPLAIN shows the noise of each column",
             )
-            break
-    if refusal is not None:
-        plan.source.refuse(refusal)
 
 
 def _fit_noise(settings: Settings, filters: ScopeFilters) -> Settings:
@@ -290,12 +287,10 @@ def describe_columns(
         rejected = error
     if rejected.kind == "query":
         # No released row is there, so DuckDB quotes the query alone.
-        what = " ".join(rejected.text.partition("\n\nLINE")[0].split())
+        what = " ".join(query.describe_error(rejected.text.partition("\n\nLINE")[0]).split())
         raise Refusal("binding", f"DuckDB cannot compute it from released rows: {what[:400]}")
     rule, what = _REJECTED[rejected.kind]
-    refusal = Refusal(rule, what.format(name=rejected.name[:60]))
-    refusal.start = source.find_word(rejected.name)
-    raise refusal
+    raise Refusal(rule, what.format(name=rejected.name[:60]), start=source.find_word(rejected.name))
 
 
 def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tuple[str, str]]:
@@ -308,10 +303,15 @@ def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tup
     except QueryRejected as error:
         if error.kind != "query":
             raise
+        failure = error
     columns = PROCESS.describe(samples, query.sql).columns
-    with suppress(QueryStopped):
-        guarded = write_sql(guard_query(query.tree, PROCESS.list_aggregates()))
-        PROCESS.run(samples, guarded, _SAMPLE_SECONDS)
+    try:
+        with suppress(QueryStopped):
+            guarded = write_sql(guard_query(query.tree, PROCESS.list_aggregates()))
+            PROCESS.run(samples, guarded, _SAMPLE_SECONDS)
+    except QueryRejected:
+        # What it says of the guarded query is of no text that anybody wrote.
+        raise failure from None
     return columns
 
 
@@ -325,19 +325,14 @@ def plan_parts(
     """Its releases at the price or target that is asked for. Raises `Refusal`."""
     parts = list_parts(query.list_releases())
     parts = name_searches(parts, settings.searches, settings.scope, chooser.ledger)
-    revision = settings.revision or 1
+    if settings.is_free:
+        # Any price: what is stored has its own. Keys may have been selected with a delta.
+        delta = settings.delta or Fraction(1, 10**6)
+        settings = replace(settings, epsilon=Fraction(1), delta=delta)
 
-    def plan_at(epsilon: Any) -> PlannedParts:
-        price, scope, asker = settings.price(epsilon), settings.scope, settings.asker
-        if settings.is_free:
-            # Any price: what is stored has its own. Keys may have been selected with a delta.
-            price = replace(price, epsilon=Fraction(1), delta=settings.delta or Fraction(1, 10**6))
-        return plan_levels(
-            parts,
-            lambda some: price_parts(
-                some, price, scope, registry, revision, asker, settings.bounds, chooser
-            ),
-        )
+    def plan_at(epsilon: Fraction) -> PlannedParts:
+        priced = replace(settings, epsilon=epsilon)
+        return plan_levels(parts, lambda some: price_parts(some, priced, registry, chooser))
 
     if settings.target is not None:
         return find_epsilon(settings.target, plan_at)
@@ -414,7 +409,11 @@ def answer_sql(
         require_target(plan.settings.target, planned, ledger)
     with keep_sources_open():
         question = shorten_question(plan.source.asked)
-        runs = [(part.plan, replace(run, question=question)) for part, run in planned]
+        runs = [
+            (one.plan, replace(run, question=question, types=plan.keys.list_kept(query)))
+            for one, run in planned
+            for query in one.part.queries[:1]
+        ]
         receipts = iter([*release_all(runs, ledger, registry, spend_again=spend_again)])
     close_sources()
     answered: list[tuple[QueryPart, Cells]] = []
@@ -472,8 +471,7 @@ def answer_sql(
         )
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(answered)
-    answer = compute_answer(plan.query, cells_of, origins, notes, plan.keys)
-    answer = replace(answer, kinds=plan.kinds)
+    answer = compute_answer(plan, cells_of, origins, notes)
     if not any(column.total == "stated" for column in answer.columns):
         # Of numbers that are computed of others no total interval is known.
         answer = replace(

@@ -7,7 +7,7 @@ import datetime as dt
 import io
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -59,13 +59,15 @@ class AnswerColumn:
 
     Attributes:
         kind: ``BIGINT``, ``DOUBLE``, ``VARCHAR``, ``BOOLEAN``, ``DATE`` or ``TIMESTAMP``; ``HUGEINT`` or
-            ``DECIMAL(38,4)`` where values have digits that none of these holds.
+            ``DECIMAL(38,4)`` where values have digits that none of these holds. It follows from the query alone, but
+            for numbers that DuckDB's type of the query has no room for.
         confidence: per cent with which all noise of one value stays in its interval; None where
             there is no noise, or no interval.
         interval: ``exact`` without noise; ``stated``; ``no interval`` where no sound rule covers the noise.
         clipped: how many values, or intervals, reached outside their public range.
         total: the same as ``interval``, of noise and truncation together.
         bounded: its values are quantiles with bounds, all of which hold with 95 % together.
+        has_noise: by the query alone noise may be in it: whatever is drawn, frames and files have the same columns.
     """
 
     name: str
@@ -75,6 +77,7 @@ class AnswerColumn:
     clipped: int = 0
     total: IntervalKind = "exact"
     bounded: bool = False
+    has_noise: bool = False
 
 
 @dataclass(frozen=True)
@@ -113,7 +116,6 @@ class SqlAnswer:
         protects: whom the guarantee protects.
         notes: what a reader must know.
         chosen: noise chose which rows there are.
-        kinds: DuckDB's types of the query's columns, known before anything is drawn.
         rows_left_out: above what a service sends to its principal.
     """
 
@@ -123,7 +125,6 @@ class SqlAnswer:
     protects: str
     notes: tuple[str, ...] = ()
     chosen: bool = True
-    kinds: tuple[str, ...] = ()
     rows_left_out: int = 0
 
     @property
@@ -148,30 +149,18 @@ class SqlAnswer:
         return [tuple(cell.value for cell in row) for row in self.values]
 
     def list_columns(self, intervals: bool = False) -> list[tuple[str, str, list[Any]]]:
-        """Names, types and values; if asked for with ``_noise_low`` and ``_noise_high`` beside each
-        column that has an interval, and ``_low`` and ``_high`` where a total interval is known; beside
-        quantiles with bounds ``_at_least``, ``_at_most``, and ``_only_a_bound`` where a bound stands in place of
-        a value. A name that a column of the answer has gets a number.
+        """Names, types and values, as frames, files and JSON have them. The query alone says which columns there are,
+        whatever was drawn: if intervals are asked for, both ends of both intervals and ``_raw_value`` stand beside every
+        number that noise may be in, and ``_at_least``, ``_at_most`` and ``_only_a_bound`` beside quantiles with
+        bounds; NULL where there is none. A name that a column of the answer has gets a number.
         """
         return [column[:3] for column in self._list_columns(intervals)]
 
     def list_published(self) -> list[tuple[str, str, list[Any], int]]:
-        """Names, types and values as a published table or a file has them, and per cent with which intervals hold: 100
-        without noise, 0 without an interval. Both ends of both intervals and ``_raw_value`` stand beside every number with
-        noise, whatever was drawn: an answer without rows has the columns of one with rows.
-        """
-        kinds = self.kinds
-        if len(kinds) != len(self.columns):
-            kinds = tuple(column.kind for column in self.columns)
-        fitted = (
-            replace(column, kind=_plan_kind(kind, column.kind))
-            for column, kind in zip(self.columns, kinds)
-        )
-        return list(replace(self, columns=tuple(fitted))._list_columns(True, is_published=True))
+        """The same with intervals, and per cent with which they hold: 100 without noise, 0 without an interval."""
+        return list(self._list_columns(True))
 
-    def _list_columns(
-        self, intervals: bool, is_published: bool = False
-    ) -> Iterator[tuple[str, str, list[Any], int]]:
+    def _list_columns(self, intervals: bool) -> Iterator[tuple[str, str, list[Any], int]]:
         taken = {column.name.casefold() for column in self.columns}
 
         def name_beside(column: AnswerColumn, end: str) -> str:
@@ -188,28 +177,20 @@ class SqlAnswer:
             is_empty = all(value is None for value in values)
             held = 100 if column.interval == "exact" else column.confidence or 99 * is_empty
             yield column.name, column.kind, values, held
-            if intervals and column.bounded:
-                bounds = [cell.bounds or (None, None) for cell in cells]
-                yield name_beside(column, "at_least"), column.kind, [low for low, _ in bounds], 0
-                yield name_beside(column, "at_most"), column.kind, [high for _, high in bounds], 0
-                marks = [cell.only_a_bound for cell in cells]
-                yield name_beside(column, "only_a_bound"), "BOOLEAN", marks, 0
-            has_beside = column.confidence is not None
-            if is_published:
-                has_beside = column.interval != "exact" and _is_number(column.kind)
-            if not intervals or not has_beside:
-                continue
-            beside = {
-                "noise_low": [cell.low for cell in cells],
-                "noise_high": [cell.high for cell in cells],
-            }
-            if is_published or column.total == "stated":
-                totals = [cell.total or (None, None) for cell in cells]
-                beside |= {"low": [low for low, _ in totals], "high": [high for _, high in totals]}
-            if is_published:
-                beside["raw_value"] = [_as_float(cell.raw_value) for cell in cells]
-            for end, ends in beside.items():
-                yield name_beside(column, end), "DOUBLE", ends, 0
+            beside: list[tuple[str, str, list[Any]]] = []
+            if column.bounded:
+                bounds = list(zip(*(cell.bounds or (None, None) for cell in cells))) or [(), ()]
+                beside += zip(("at_least", "at_most"), (column.kind,) * 2, map(list, bounds))
+                beside.append(("only_a_bound", "BOOLEAN", [cell.only_a_bound for cell in cells]))
+            if column.has_noise and _is_number(column.kind):
+                spans = [(cell.low, cell.high, *(cell.total or (None, None))) for cell in cells]
+                ends = list(zip(*spans)) or [()] * 4
+                names = ("noise_low", "noise_high", "low", "high")
+                beside += [(name, "DOUBLE", list(one)) for name, one in zip(names, ends)]
+                raw_values = [_as_float(cell.raw_value) for cell in cells]
+                beside.append(("raw_value", "DOUBLE", raw_values))
+            for end, kind, values in beside if intervals else ():
+                yield name_beside(column, end), kind, values, 0
 
     def list_printed(self, intervals: bool = True) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Heads and lines for people: numbers rounded to their noise, their intervals beside them as texts."""
@@ -239,11 +220,15 @@ class SqlAnswer:
         with require_extra("frames", "an answer as a pandas frame"):
             import pandas
         kinds = {"BIGINT": "Int64", "DOUBLE": "Float64", "BOOLEAN": "boolean"}
-        kinds |= {"TIMESTAMP": "datetime64[us]", "DATE": "object"}
+        kinds |= {"TIMESTAMP": "datetime64[us]"}
+        listed = self.list_columns(intervals)
+        texts = _find_texts(listed)
         return pandas.DataFrame(
             {
-                name: pandas.Series(values, dtype=kinds.get(kind, "object"))
-                for name, kind, values in self.list_columns(intervals)
+                name: pandas.Series(
+                    values, dtype="object" if name in texts else kinds.get(kind, "object")
+                )
+                for name, kind, values in listed
             }
         )
 
@@ -272,6 +257,7 @@ class SqlAnswer:
                     "confidence": one.confidence,
                     "clipped": one.clipped,
                     "bounded": one.bounded,
+                    "has_noise": one.has_noise,
                 }
                 for one in self.columns
             ],
@@ -302,7 +288,6 @@ class SqlAnswer:
             "protects": self.protects,
             "notes": list(self.notes),
             "chosen": self.chosen,
-            "kinds": list(self.kinds),
             **({"rows_left_out": self.rows_left_out} if self.rows_left_out else {}),
         }
 
@@ -323,24 +308,22 @@ class SqlAnswer:
             data["protects"],
             tuple(data["notes"]),
             data["chosen"],
-            tuple(data["kinds"]),
             data.get("rows_left_out", 0),
         )
 
     def write(self, file: Path | str, intervals: bool = True) -> None:
-        """Write the rows as CSV, JSON or Parquet, by the file's name, with intervals in the columns of a published table:
-        those of the plan, whatever was drawn. Raises `InvalidInput` or `NotPublished`.
+        """Write the rows as CSV, JSON or Parquet, by the file's name, in the columns of `list_columns`. Raises `InvalidInput`
+        or `NotPublished`.
         """
         file = Path(file)
         kind = check_suffix(file)
+        columns = self.list_columns(intervals)
         if kind == ".csv":
-            content = self._csv_text(intervals).encode()
+            content = _csv_text(columns).encode()
         elif kind == ".json":
-            content = (
-                json.dumps(_list_records(self._list_written(intervals)), indent=1) + "\n"
-            ).encode()
+            content = (json.dumps(_list_records(columns), indent=1) + "\n").encode()
         else:
-            arrow = _make_arrow(self._list_written(intervals))
+            arrow = _make_arrow(columns)
             import pyarrow
             import pyarrow.parquet
 
@@ -348,19 +331,6 @@ class SqlAnswer:
             pyarrow.parquet.write_table(arrow, stream)
             content = bytes(stream.getvalue())
         write_whole(file, content)
-
-    def _list_written(self, intervals: bool) -> list[tuple[str, str, list[Any]]]:
-        if not intervals:
-            return self.list_columns()
-        return [column[:3] for column in self.list_published()]
-
-    def _csv_text(self, intervals: bool) -> str:
-        columns = self._list_written(intervals)
-        stream = io.StringIO()
-        lines = csv.writer(stream, lineterminator="\n")
-        lines.writerow(name for name, _, _ in columns)
-        lines.writerows(zip(*(map(_csv_value, _plain_values(v)) for _, _, v in columns)))
-        return stream.getvalue()
 
     def describe(self) -> str:
         """Where it comes from and what it cost, in a sentence."""
@@ -378,6 +348,19 @@ class SqlAnswer:
     def _repr_html_(self) -> str:
         heads, lines = self.list_printed()
         return write_html(f"{self.describe()}; protects {self.protects}", heads, lines)
+
+
+def _csv_text(columns: Sequence[tuple[str, str, list[Any]]]) -> str:
+    stream = io.StringIO()
+    lines = csv.writer(stream, lineterminator="\n")
+    lines.writerow(name for name, _, _ in columns)
+    lines.writerows(zip(*(map(_csv_value, _plain_values(v)) for _, _, v in columns)))
+    return stream.getvalue()
+
+
+def _find_texts(columns: Sequence[tuple[str, str, list[Any]]]) -> set[str]:
+    """Columns that hold a text, as those of times do where Python does not have one."""
+    return {name for name, _, values in columns if any(isinstance(one, str) for one in values)}
 
 
 def _list_records(columns: Sequence[tuple[str, str, list[Any]]]) -> list[dict[str, Any]]:
@@ -401,8 +384,7 @@ def _make_arrow(columns: Sequence[tuple[str, str, list[Any]]]) -> pyarrow.Table:
         if kind.startswith("DECIMAL") or kind == "HUGEINT":
             width, scale = map(int, kind[8:-1].split(",")) if kind != "HUGEINT" else (38, 0)
             kinds[kind] = pyarrow.decimal128(width, scale)
-    # Times that Python does not have are texts.
-    texts = {name for name, _, values in columns if any(isinstance(one, str) for one in values)}
+    texts = _find_texts(columns)
     schema = [
         (name, pyarrow.string() if name in texts else kinds.get(kind, pyarrow.string()))
         for name, kind, _ in columns
@@ -425,9 +407,9 @@ def _is_number(kind: str) -> bool:
     return kind in ("BIGINT", "HUGEINT", "DOUBLE") or kind.startswith("DECIMAL")
 
 
-def _plan_kind(planned: str, drawn: str) -> str:
-    """The type of a published column: the planned one in types of answers. Only numbers that it cannot hold, such as
-    integers of more than 38 digits, have another.
+def plan_kind(planned: str, drawn: str) -> str:
+    """The type of a column: the planned one in types of answers. Only numbers that it cannot hold, such as integers of more
+    than 38 digits, have another.
     """
     base = planned.partition("(")[0]
     if base.startswith("TIMESTAMP") and drawn == "DATE":
@@ -503,10 +485,18 @@ def _read_number(value: Any) -> Any:
     return float(value) if isinstance(value, str) else value
 
 
+def _read_time(text: str) -> dt.date | str:
+    """A date or time; its text where Python does not have it."""
+    try:
+        return (dt.date if len(text) == 10 else dt.datetime).fromisoformat(text)
+    except ValueError:
+        return text
+
+
 #: How a value of a column's type is read from JSON.
 _READERS: Mapping[str, Callable[[Any], Any]] = {
-    "DATE": dt.date.fromisoformat,
-    "TIMESTAMP": dt.datetime.fromisoformat,
+    "DATE": _read_time,
+    "TIMESTAMP": _read_time,
     "DOUBLE": _read_number,
     "DECIMAL": Decimal,
 }

@@ -138,6 +138,19 @@ class SqlPlan:
             "budgets": budgets,
         }
 
+    def find_part(
+        self, select: SelectQuery, aggregate: SqlAggregate
+    ) -> tuple[PartPlan, Stored | None] | None:
+        """The part that releases an aggregate of a SELECT, and what is stored of it; None of a level that is added up."""
+        pairs = zip(self.parts, self.stored)
+        of_select = (one for one in pairs if select in one[0].part.queries)
+        return next((one for one in of_select if aggregate in one[0].part.measures), None)
+
+    def states_bounds(self, select: SelectQuery, aggregate: SqlAggregate) -> bool:
+        """Whether the release of a quantile has values between which it lies beside it; such releases have no groups."""
+        found = None if select.groups else self.find_part(select, aggregate)
+        return found is not None and found[0].plan.mechanism.name == "cdf"
+
     @property
     def tables(self) -> list[Table]:
         """The declared tables that it reads, each once."""
@@ -206,7 +219,7 @@ def _list_stages(plan: SqlPlan) -> Iterator[str]:
             f"published answer {one.answer}" if isinstance(one, PublishedRows) else "public table"
         )
         yield f"read the {kind}, {len(one.values[0])} rows of {columns}"
-    yield f"compute from what was released, at no cost: {plan.query.sql}"
+    yield f"compute from what was released, at no cost: {plan.query.describe()}"
 
 
 def _describe_rows(table: Table, where: str | None, blocks: Sequence[str]) -> str:
@@ -319,26 +332,25 @@ def _describe_width(
             row = Row("", level.part.measures[aggregate], None)
             below = make_width(plan.parts[level.source].plan, row, level.cells)
             return f"+- {_print(below(together))} in {level.name}"
-    for part, stored in zip(plan.parts, plan.stored):
-        if aggregate not in part.part.measures or select not in part.part.queries:
-            continue
-        # A stored release has the error that it was drawn with.
-        answering = part.plan if stored is None else stored.plan
-        label = part.part.measures[aggregate]
-        release, measure = find_release(answering), find_measure(answering, label)
-        if release is not None and measure is not None and measure.shrinks:
-            return release.describe_sizes(measure)
-        if release is None or measure is None:
-            bound = part.plan.error_bound
-            return "; ".join(
-                f"{name} +- {print_bound(width, upper=True)}"
-                for name, width in (bound.half_width if bound else {}).items()
-            )
-        width = make_width(answering, Row("", label, None))(together)
-        of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
-        at_most = "at most " if answering.histogram and not answering.chosen_groups else ""
-        return f"{at_most}+- {_print(width)}{of_cells}"
-    return "unknown"
+    if (found := plan.find_part(select, aggregate)) is None:
+        return "unknown"
+    part, stored = found
+    # A stored release has the error that it was drawn with.
+    answering = part.plan if stored is None else stored.plan
+    label = part.part.measures[aggregate]
+    release, measure = find_release(answering), find_measure(answering, label)
+    if release is not None and measure is not None and measure.shrinks:
+        return release.describe_sizes(measure)
+    if release is None or measure is None:
+        bound = part.plan.error_bound
+        return "; ".join(
+            f"{name} +- {print_bound(width, upper=True)}"
+            for name, width in (bound.half_width if bound else {}).items()
+        )
+    width = make_width(answering, Row("", label, None))(together)
+    of_cells = " in each cell" if stored is not None and stored.groups != select.groups else ""
+    at_most = "at most " if answering.histogram and not answering.chosen_groups else ""
+    return f"{at_most}+- {_print(width)}{of_cells}"
 
 
 def _print(width: float | None) -> str:

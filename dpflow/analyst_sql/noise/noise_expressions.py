@@ -47,6 +47,7 @@ class Known:
         count: how many released numbers must be within their widths for the bounds to hold.
         noisy_null: where noise may make it NULL, or a number of NULL.
         never_null: it has a value in every row.
+        weight: at least of how many parts its bounds are.
     """
 
     noisy: bool = False
@@ -56,6 +57,7 @@ class Known:
     count: Any = None
     noisy_null: NoisyNull = NoisyNull.NOWHERE
     never_null: bool = False
+    weight: int = 0
 
     @property
     def ruled(self) -> bool:
@@ -174,8 +176,12 @@ def _make(
     never_null: bool = False,
 ) -> Known:
     parts = [noise for _, noise in operands]
-    if any(map(_is_large, (low, high))):
-        return combine(parts)
+    # Most are far from the limit, and are not counted.
+    weight = 50 + 4 * sum(one.weight or 2 * _count_parts(part) for part, one in operands)
+    if weight > _MAX_NODES:
+        weight = _count_parts(low) + _count_parts(high)
+        if weight > _MAX_NODES:
+            return combine(parts)
     return Known(
         True,
         frozenset[Source]().union(*(noise.sources for noise in parts)),
@@ -184,20 +190,17 @@ def _make(
         add_counts(parts),
         NoisyNull.NOWHERE if never_null else max(noisy_null, *(one.noisy_null for one in parts)),
         never_null,
+        weight,
     )
 
 
-def _is_large(expression: Any) -> bool:
-    """Whether it has more than `_MAX_NODES` parts."""
+def _count_parts(expression: Any) -> int:
+    """How many parts it has, up to one more than `_MAX_NODES`."""
     waiting, count = [expression], 0
     while waiting and count <= _MAX_NODES:
         count += 1
-        for part in waiting.pop().args.values():
-            if isinstance(part, exp.Expression):
-                waiting.append(part)
-            elif isinstance(part, list):
-                waiting += [one for one in part if isinstance(one, exp.Expression)]
-    return count > _MAX_NODES
+        waiting += waiting.pop().iter_expressions()
+    return count
 
 
 def _read_brackets(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -215,6 +218,12 @@ def _read_arithmetic(expression: Any, operands: list[Operand], find: Find) -> Kn
     name, ends = "product" if kind is exp.Mul else "quotient", [low, high, other_low, other_high]
     if not noise.noisy:
         name, ends = "multiple" if kind is exp.Mul else "inverse", [low, other_low, other_high]
+        if (
+            kind is exp.Div
+            and isinstance(expression.this, exp.Literal)
+            and expression.this.is_number
+        ):
+            name = "reciprocal"
     elif not other.noisy:
         name, ends = "multiple" if kind is exp.Mul else "share", [low, high, other_low]
         if kind is exp.Mul:

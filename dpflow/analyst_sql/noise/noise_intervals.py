@@ -5,7 +5,7 @@ released numbers are those that hold for as many together as a value needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -46,8 +46,10 @@ from dpflow.tables.public.query_worker import SCHEMA
 _BESIDE = 3
 #: Reads the ends of a column from a row; Nones where it has none.
 ReadEnds = Callable[[Sequence[Any]], tuple[Any, Any]]
-#: Stands at the end of names of columns with public ranges, where those with intervals have their level.
-_RANGES = "r"
+#: More rows than a LIMIT keeps.
+_ANY_ROWS = 2**63
+#: Stand at the end of names of columns with public ranges, and before the level of those with total intervals.
+_RANGES, _TOTALS = "r", "t"
 
 
 @dataclass(frozen=True)
@@ -74,21 +76,47 @@ class ColumnIntervals:
     chosen: bool = True
 
 
+@dataclass(frozen=True)
+class AnswerNoise:
+    """What is known of an answer's noise.
+
+    Attributes:
+        intervals: of each column; None where no rule covers the query.
+        totals: the same of noise and truncation; None also where no number has one. Those of a column without
+            published numbers hold as its confidence says.
+        ranges: the public range of each value, by column.
+    """
+
+    intervals: list[ColumnIntervals] | None
+    totals: list[ColumnIntervals] | None
+    ranges: list[list[ValueRange]]
+
+
 def find_noise(
     query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
-) -> tuple[list[ColumnIntervals] | None, list[list[ValueRange]]]:
-    """The intervals of each column, None where no rule covers the query; and the public range of each value.
+) -> AnswerNoise:
+    """What is known of an answer's noise, by the fewest runs.
 
     Args:
         rows: the answer's rows, which those with columns for intervals must repeat.
     """
-    runs = _Runs(query, tables, rows)
+    numbers = [one for table in tables for column in table.numbers for one in column]
+    premises = frozenset[str]().union(*(one.premises for one in numbers))
+    is_limited = bool(premises) if any(one.total for one in numbers) else None
     try:
-        if (found := runs.read_at_once(with_ranges=True)) is not None:
-            return found
+        # Where all rest on one premise, rules are the same for both kinds of intervals.
+        if len(premises) <= 1:
+            found = _Runs(query, tables, rows).read_at_once(is_limited, with_ranges=True)
+            if found is not None:
+                return found
     except (RuleMissing, QueryRejected, QueryStopped):
         pass
-    return find_intervals(query, tables, rows), find_ranges(query, tables, rows)
+    totals = None
+    if is_limited is not None:
+        totals = _Runs(query, tables, rows, is_limited=is_limited).read()
+    return AnswerNoise(
+        find_intervals(query, tables, rows), totals, find_ranges(query, tables, rows)
+    )
 
 
 def find_intervals(
@@ -108,17 +136,34 @@ def find_intervals(
     return _Runs(query, tables, rows, keep_noisy, seconds).read()
 
 
-def find_total_intervals(
-    query: SplitQuery, tables: Sequence[ReleasedTable], rows: Sequence[Sequence[Any]]
-) -> list[ColumnIntervals] | None:
-    """The intervals of noise and truncation of each column; None where no rule covers the query, or no number has
-    one. Those of a column without published numbers hold as its confidence says.
+def find_noisy(
+    query: SplitQuery, tables: Sequence[ReleasedTable], found: Sequence[ColumnIntervals] | None
+) -> list[bool] | None:
+    """For each column whether noise may be in it, by the query alone: whatever rows and NULLs noise makes. None where no
+    rule covers the query.
+
+    Args:
+        found: the intervals of its columns, if it was run as it is written.
     """
-    numbers = [one for table in tables for column in table.numbers for one in column]
-    if not any(one.total for one in numbers):
+    cuts = query.tree.find_all(exp.Limit, exp.Offset)
+    # Nothing else is exact or not by what is drawn.
+    may_change = query.tree.find(exp.Count) or any(one.parent is not query.tree for one in cuts)
+    if found is not None and not may_change:
+        return [one.noisy for one in found]
+    described = [
+        replace(
+            table.describe(),
+            rows=_ANY_ROWS,
+            hidden=[one.kind not in ("count", "values", "units") for one in release.aggregates],
+        )
+        for table, release in zip(tables, query.releases)
+    ]
+    rules = NoiseRules(ReleasedNoise(described, PROCESS.list_aggregates(), query.public))
+    try:
+        columns = rules.read_outer(rules.copy(query.tree)).columns
+    except RuleMissing:
         return None
-    is_limited = any(one.premises for one in numbers)
-    return _Runs(query, tables, rows, is_limited=is_limited).read()
+    return [one.noise.noisy for one in columns]
 
 
 def find_ranges(
@@ -143,7 +188,24 @@ def find_ranges(
     return _read_ranges(found, [_read_at(start) if start else _read_nothing for start in starts])
 
 
-def _make_range_rules(query: SplitQuery, tables: Sequence[ReleasedTable]) -> NoiseRules:
+def _copy_ends(noise: Known) -> Known:
+    """What is known of a column, with bounds that stand beside the others under other names."""
+    return replace(noise, low=noise.low.copy(), high=noise.high.copy()) if noise.ruled else noise
+
+
+def _has_quotient(item: Any) -> bool:
+    """Whether the public range of a column may have rules of its own, as means and quotients have, also by their names."""
+    return any(
+        isinstance(part, exp.Div) or (isinstance(part, exp.Column) and not part.table)
+        for part in item.walk()
+    )
+
+
+def _make_range_rules(
+    query: SplitQuery,
+    tables: Sequence[ReleasedTable],
+    reads: Callable[[Any], bool] = lambda item: True,
+) -> NoiseRules:
     """Rules by which the ends of columns are those of public ranges."""
     means = {
         (n, j): limits
@@ -153,7 +215,8 @@ def _make_range_rules(query: SplitQuery, tables: Sequence[ReleasedTable]) -> Noi
     # A sum of cells is between the sums of their ends, however many there are.
     described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
     aggregates = PROCESS.list_aggregates()
-    return NoiseRules(ReleasedNoise(described, aggregates, query.public, mean_limits=means))
+    released = ReleasedNoise(described, aggregates, query.public, mean_limits=means, reads=reads)
+    return NoiseRules(released)
 
 
 def _list_starts(shape: Shape) -> list[int]:
@@ -253,16 +316,19 @@ class _Runs:
     def read(self) -> list[ColumnIntervals] | None:
         """The intervals of each column, by the fewest runs; None where no rule covers the query."""
         try:
-            found = self.read_at_once(with_ranges=False)
-            return self.read_levels() if found is None else found[0]
+            found = self.read_at_once()
+            return self.read_levels() if found is None else found.intervals
         except (RuleMissing, QueryRejected, QueryStopped):
             return None
 
     def read_at_once(
-        self, with_ranges: bool
-    ) -> tuple[list[ColumnIntervals], list[list[ValueRange]]] | None:
-        """Intervals and public ranges by one run, each column at its own level: of a SELECT of one release's rows as
-        they are, where the query says how many numbers a value needs. None of any other.
+        self, is_limited: bool | None = None, with_ranges: bool = False
+    ) -> AnswerNoise | None:
+        """All that is known by one run, each column at its own level: of a SELECT of one release's rows as they are, where
+        the query says how many numbers a value needs. None of any other.
+
+        Args:
+            is_limited: released limits take half of the failures of total intervals; None where none is known.
         """
         if not _reads_one_table(self._query.tree):
             return None
@@ -278,8 +344,12 @@ class _Runs:
         ]
         ranges = [EXACT] * len(planned)
         if with_ranges:
-            rules = _make_range_rules(self._query, self._tables)
-            ranges = [column.noise for column in rules.read_outer(self._tree).columns]
+            # All but those of quotients are by the same rules.
+            rules = _make_range_rules(self._query, self._tables, _has_quotient)
+            own = [column.noise for column in rules.read_outer(self._tree).columns]
+            shared = map(_copy_ends, noises)
+            items = self._tree.expressions
+            ranges = [a if _has_quotient(item) else b for item, a, b in zip(items, own, shared)]
         alias = self._tree.args["from_"].this.alias_or_name
         row_number = exp.column(ROW, table=exp.to_identifier(alias, quoted=True), quoted=True)
         beside: list[Any] = [row_number]
@@ -293,30 +363,46 @@ class _Runs:
                 known = list(map(find_ends, self._tables[cell[0]].numbers[cell[1]]))
                 return lambda row: known[row[len(planned)]]
             levels[level] = find_ends
-            wanted.update(_name_level([noise.low, noise.high], level))
-            beside.extend((noise.low, noise.high))
+            ends = noise.low, noise.high
+            wanted.update(_name_level(ends, level))
+            beside.extend(ends)
             return _read_at(len(planned) + len(beside) - 2)
 
-        readers = [
-            add_ends(position, noise, str(one.taken), self._find_ends(one.taken))
-            if one.confidence is not None
-            else _read_nothing
-            for position, (noise, one) in enumerate(zip(noises, planned))
-        ]
+        def add_all(
+            name: str, noises: Iterable[Known], find_ends: Callable[[int], FindEnds]
+        ) -> list[ReadEnds]:
+            return [
+                add_ends(position, noise, f"{name}{one.taken}", find_ends(one.taken))
+                if one.confidence is not None
+                else _read_nothing
+                for position, (noise, one) in enumerate(zip(noises, planned))
+            ]
+
+        readers = []
+        if is_limited is not None:
+            find_total = partial(partial, find_total_span, is_limited=is_limited)
+            of_totals = map(_copy_ends, noises)
+            readers.append(add_all(_TOTALS, of_totals, lambda many: find_total(together=many)))
+        readers.append(add_all("", noises, self._find_ends))
         limits = [
             add_ends(position, one, _RANGES, find_limits) if one.ruled else _read_nothing
             for position, one in enumerate(ranges)
         ]
-        if self._rows is None or any(one is not _read_nothing for one in (*readers, *limits)):
+        if self._rows is None or any(
+            one is not _read_nothing for listed in (*readers, limits) for one in listed
+        ):
             self._tree.set("expressions", [*self._tree.expressions, *beside])
             rows = self._run(write_sql(self._tree, copy=False), levels, wanted)
         else:
             rows = [list(row) for row in self._rows]
-        columns = [
-            self._fill_column(column, rows, position, readers[position])
-            for position, column in enumerate(planned)
-        ]
-        return columns, _read_ranges(rows, limits)
+        *totals, intervals = (
+            [
+                self._fill_column(column, rows, position, listed[position])
+                for position, column in enumerate(planned)
+            ]
+            for listed in readers
+        )
+        return AnswerNoise(intervals, totals[0] if totals else None, _read_ranges(rows, limits))
 
     def read_levels(self) -> list[ColumnIntervals]:
         """The intervals of each column, by a run for each level."""

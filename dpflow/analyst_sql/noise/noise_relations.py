@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from sqlglot import exp
@@ -109,6 +110,14 @@ class Shape:
         """For each column whether it has an interval."""
         return [column.noise.ruled for column in self.columns]
 
+    @cached_property
+    def named(self) -> Mapping[str, list[NoisyColumn]]:
+        """The columns by their names in lower case."""
+        found: dict[str, list[NoisyColumn]] = {}
+        for column in self.columns:
+            found.setdefault(column.name.casefold(), []).append(column)
+        return found
+
 
 class RuleMissing(Exception):
     """No rule covers the query, so no column of it has an interval."""
@@ -147,6 +156,7 @@ class ReleasedNoise:
         keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
         mean_limits: public ranges of means, by the sum that they are quotients of; then the columns beside
             numbers are the ends of public ranges.
+        reads: which columns of a query without others inside are looked at; the rest is taken for exact.
         is_total: intervals are of noise and truncation.
     """
 
@@ -159,7 +169,9 @@ class ReleasedNoise:
         keep_noisy: bool = False,
         mean_limits: Mapping[Source, ValueRange] | None = None,
         is_total: bool = False,
+        reads: Callable[[Any], bool] = lambda item: True,
     ) -> None:
+        self.reads = reads
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
         self._public, self._is_total = list(public), is_total
@@ -414,8 +426,7 @@ class SelectSources(ABC):
             column
             for relation, shape in self._relations
             if shape is not None and qualifier in ("", relation)
-            for column in shape.columns
-            if column.name.casefold() == name.casefold()
+            for column in shape.named.get(name.casefold(), ())
         ]
 
     def _expand_stars(self) -> list[Any]:

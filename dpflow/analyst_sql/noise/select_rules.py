@@ -49,8 +49,9 @@ class SelectRules(SelectSources):
         """The columns of the answer."""
         select = self._select
         self._read_sources()
-        items = self._expand_stars()
-        if any(map(_repeats_rows, [*items, select.args.get("order")])):
+        items, order = self._expand_stars(), select.args.get("order")
+        repeating = [_repeats_rows(part) for part in (*items, order)]
+        if any(repeating):
             self._release = None
         self._aliases = {
             item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)
@@ -61,10 +62,11 @@ class SelectRules(SelectSources):
         self._rows_chosen = self._chosen
         self._filter("having")
         self._window_order = self._find_window_order()
-        noise = [self.find(strip_alias(item)) for item in items]
-        for item, one in zip(items, noise):
+        reads = self._released.reads
+        noise = [self.find(strip_alias(item)) if reads(item) else EXACT for item in items]
+        for one, repeats in zip(noise, repeating):
             # How many rows each becomes.
-            if _repeats_rows(item):
+            if repeats:
                 self._choose(one)
         is_grouped = self._groups is not None
         cells = [None if is_grouped else self._find_cell(strip_alias(item)) for item in items]
@@ -76,14 +78,13 @@ class SelectRules(SelectSources):
             for one in noise:
                 self._choose(one)
             noise = [combine([one]) if one.noisy else one for one in noise]
-        order = select.args.get("order")
         is_cut = is_limited(select) and not self._keeps_all_rows()
         keys = [
             one
             for part in (() if order is None else order.expressions)
             for one in self._find_order_key(part.this, items, noise)
         ]
-        for one in keys if distinct is not None or _repeats_rows(order) else ():
+        for one in keys if distinct is not None or repeating[-1] else ():
             self._choose(one)
         self._ordered |= frozenset().union(*(self._list_deciding(one) for one in keys))
         self._ordered |= self._window_order

@@ -10,7 +10,13 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
-from dpflow.analyst_sql.parse.parsed_parts import is_there, strip_brackets, take_arguments, when
+from dpflow.analyst_sql.parse.parsed_parts import (
+    is_there,
+    name_part,
+    strip_brackets,
+    take_arguments,
+    when,
+)
 from dpflow.analyst_sql.parse.private_rows import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
@@ -88,7 +94,7 @@ class AggregateReader:
         histogram = kind == "Anonymous" and call.name.lower() == "histogram"
         if not isinstance(call, exp.AggFunc | exp.WithinGroup) and not histogram:
             if condition is not None:
-                raise Refusal("allow-list", f"{kind} takes no FILTER", parsed)
+                raise Refusal("allow-list", f"{name_part(call)} takes no FILTER", parsed)
             return None
         self._check_nesting(call)
         return self._read_call(call, kind, condition)
@@ -160,10 +166,9 @@ class AggregateReader:
 
     def unknown(self, call: Any) -> Refusal:
         """Why an aggregate is not answered."""
-        name = getattr(call, "sql_name", lambda: type(call).__name__.upper())()
         return Refusal(
             "aggregates",
-            f"{name} has no private form here; there are COUNT, SUM, AVG, VAR_POP, STDDEV_POP, MIN, MAX, MEDIAN, "
+            f"{name_part(call)} has no private form here; there are COUNT, SUM, AVG, VAR_POP, STDDEV_POP, MIN, MAX, MEDIAN, "
             f"QUANTILE_CONT, CORR, COVAR_POP, REGR_SLOPE, MODE and HISTOGRAM",
             call,
         )

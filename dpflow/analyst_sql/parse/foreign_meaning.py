@@ -10,6 +10,8 @@ from typing import Any
 
 from sqlglot import exp
 
+from dpflow.tables.language.conditions import CLAMPED
+
 #: Clauses, operators and functions that mean the same, or are written so that they do.
 _SAME = frozenset((
     exp.Select, exp.From, exp.Join, exp.Where, exp.Group, exp.Having, exp.Order, exp.Ordered, exp.Limit, exp.With,
@@ -27,10 +29,8 @@ _SAME = frozenset((
     exp.Ceil, exp.Sqrt, exp.Exp, exp.Ln, exp.Pow, exp.Sign, exp.SafeDivide, exp.Greatest, exp.Least, exp.Upper,
     exp.Lower, exp.Length, exp.Concat, exp.Replace, exp.StartsWith, exp.EndsWith, exp.Contains, exp.DateAdd,
     exp.DateSub, exp.DateFromParts, exp.Year, exp.Month, exp.Quarter, exp.Day, exp.DayOfMonth, exp.DayOfYear,
-    exp.DayOfWeekIso, exp.Hour, exp.Dayname, exp.Monthname,
+    exp.DayOfWeekIso, exp.Hour, exp.Dayname, exp.Monthname, exp.Kwarg,
 ))  # fmt: skip
-#: Aggregates that take ``contribution_bounds_per_group``, by what they are called for `dpflow.analyst_sql.parse.unit_reader`.
-CLAMPED = {"SUM": "dpflow_group_sum", "COUNT": "dpflow_group_count"}
 _UNITS = frozenset(("YEAR", "QUARTER", "MONTH", "DAY", "HOUR", "MINUTE", "SECOND"))
 _WEEKS = frozenset(("WEEK", "ISOWEEK", "WEEK(SUNDAY)", "WEEK(MONDAY)"))
 #: Parts of a date by what `EXTRACT` calls them; weeks and days of a week begin on other days in BigQuery.
@@ -54,6 +54,12 @@ def find_foreign(tree: Any, dialect: str) -> str:
         if not (type(node) in _SAME if check is None else check(node, dialect)):
             return str(node.sql(dialect, comments=False))
     return ""
+
+
+def is_clamped(node: Any) -> bool:
+    """Whether a part is a call such as ``SUM(x, contribution_bounds_per_group => (0, 100))``."""
+    is_call = isinstance(node, exp.Anonymous) and node.name in CLAMPED
+    return is_call and any(isinstance(one, exp.Kwarg) for one in node.expressions)
 
 
 def spell_alike(node: exp.Expression) -> exp.Expression:
@@ -142,7 +148,7 @@ _CHECKS: dict[type, Callable[[Any, str], bool]] = {
     exp.TsOrDsToTimestamp: _is_simple,
     exp.LastDay: _is_simple,
     exp.WithinGroup: _ranks_alike,
-    exp.Anonymous: lambda node, _: node.name in CLAMPED.values(),
+    exp.Anonymous: lambda node, _: is_clamped(node),
     exp.Cast: _casts_alike,
     exp.TryCast: _casts_alike,
     # PostgreSQL rounds doubles that end in 5 to the even neighbour.

@@ -7,12 +7,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlglot import ErrorLevel, TokenType, exp, parse, tokenize
+from sqlglot import Dialect, ErrorLevel, TokenType, exp
 from sqlglot.errors import ParseError, SqlglotError
 
-from dpflow.analyst_sql.parse.foreign_meaning import CLAMPED, find_foreign, spell_alike
+from dpflow.analyst_sql.parse.foreign_meaning import find_foreign, spell_alike
 from dpflow.errors import InvalidInput
-from dpflow.tables.language.conditions import find_cut_interval
+from dpflow.tables.language.conditions import find_cut_interval, keep_named_arguments
 
 #: What ``dialect`` may be, beside DuckDB's own SQL.
 DIALECTS = ("bigquery", "snowflake", "postgres")
@@ -41,9 +41,13 @@ def translate(text: str, dialect: str) -> str:
     """
     problem, written = "", []
     try:
-        if (interval := find_cut_interval(tokenize(text, read=dialect))) is not None:
+        language = Dialect.get_or_raise(dialect)
+        parser: Any = language.parser()
+        tokens = language.tokenize(text)
+        parser.FUNCTIONS = keep_named_arguments(parser.FUNCTIONS)
+        if (interval := find_cut_interval(tokens)) is not None:
             problem = f"INTERVAL {interval[:40]!r} is no number and unit"
-        for tree in filter(None, [] if problem else parse(text, read=dialect)):
+        for tree in filter(None, [] if problem else parser.parse(tokens, text)):
             if part := find_foreign(tree, dialect):
                 problem = f"{part[:60]!r} is not known to mean the same in {dialect} and DuckDB"
                 break
@@ -152,47 +156,3 @@ def _split_options(tokens: Sequence[Any]) -> list[tuple[str, str]]:
             )
         pairs.append((one[0].text.lower(), "".join(part.text for part in one[2:])))
     return pairs
-
-
-def spell_clamped(text: str, tokens: Sequence[Any]) -> str:
-    """The text with ``SUM(x, contribution_bounds_per_group => (low, high))`` as a call that parsers read. Raises
-    `InvalidInput` where another function has such bounds, or they are none.
-    """
-    edits: list[tuple[int, int, str]] = []
-    for n, token in enumerate(tokens):
-        if token.text.casefold() != "contribution_bounds_per_group" or n + 2 >= len(tokens):
-            continue
-        if tokens[n + 1].token_type != TokenType.FARROW:
-            continue
-        opening = _find_opening(tokens, n)
-        name = tokens[opening - 1] if opening > 0 else token
-        closing = next(
-            (m for m in range(n + 3, len(tokens)) if tokens[m].token_type == TokenType.R_PAREN), n
-        )
-        is_pair = tokens[n + 2].token_type == TokenType.L_PAREN and closing > n
-        if name.text.upper() not in CLAMPED or not is_pair:
-            raise InvalidInput(
-                "contribution_bounds_per_group is of SUM and COUNT, such as SUM(x, contribution_bounds_per_group => (0, 100))"
-            )
-        if any(start == name.start for start, *_ in edits):
-            raise InvalidInput(
-                "contribution_bounds_per_group is given twice in one call; give it once"
-            )
-        edits += [
-            (name.start, name.end, CLAMPED[name.text.upper()]),
-            (token.start, tokens[n + 2].end, ""),
-            (tokens[closing].start, tokens[closing].end, ""),
-        ]
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end + 1 :]
-    return text
-
-
-def _find_opening(tokens: Sequence[Any], position: int) -> int:
-    """The bracket that a token stands directly in; 0 if there is none."""
-    depth = 1
-    while depth and position > 0:
-        position -= 1
-        kind = tokens[position].token_type
-        depth += (kind == TokenType.R_PAREN) - (kind == TokenType.L_PAREN)
-    return position

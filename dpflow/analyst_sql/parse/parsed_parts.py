@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from sqlglot import exp
@@ -17,10 +17,29 @@ def take_arguments(parsed: Any, *names: str, ignore: Sequence[str] = ()) -> list
             value = value[0] if isinstance(value, list) else value
             raise Refusal(
                 "allow-list",
-                f"{type(parsed).__name__.upper()} with {name.rstrip('_')} is not in the language",
+                f"{name_part(parsed)} with {name.rstrip('_')} is not in the language",
                 value if isinstance(value, exp.Expression) else parsed,
             )
     return [parsed.args.get(name) for name in names]
+
+
+def change_parts(node: Any, change: Callable[[Any], Any]) -> Any:
+    """The node, with what stands for each of its parts in their place."""
+    for name, part in list(node.args.items()):
+        if isinstance(part, exp.Expression):
+            node.set(name, change(part))
+        elif isinstance(part, list):
+            changed = [change(one) if isinstance(one, exp.Expression) else one for one in part]
+            node.set(name, changed)
+    return node
+
+
+def name_part(parsed: Any) -> str:
+    """What SQL calls a function, or a clause."""
+    if isinstance(parsed, exp.Anonymous):
+        return str(parsed.name).upper()
+    is_call = isinstance(parsed, exp.Func)
+    return str(parsed.sql_name() if is_call else type(parsed).__name__.upper())
 
 
 def walk_own(select: Any, *clauses: str) -> Iterator[Any]:

@@ -230,6 +230,11 @@ class _QueryReader:
         take_arguments(parsed, *_RELEASED_CLAUSES)
         if len(parsed.expressions) > MAX_COLUMNS:
             raise Refusal("length", f"it has more than {MAX_COLUMNS} columns", parsed)
+        for item in parsed.expressions:
+            is_several = item.is_star or item.find(exp.Columns, exp.Explode, exp.Unnest)
+            # DuckDB would call a query in brackets as it is written again.
+            if not (isinstance(item, exp.Alias) or is_several) and item.find(exp.Query):
+                item.replace(exp.alias_(item.copy(), name_column(item), quoted=True))
         for name in (*CLAUSES, *AFTER_NOISE):
             value = parsed.args.get(name)
             for part in value if isinstance(value, list) else [value]:

@@ -4,6 +4,7 @@ released.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -116,6 +117,41 @@ class SplitQuery:
         """The text that DuckDB runs over released rows."""
         return write_sql(self.tree)
 
+    def describe(self) -> str:
+        """Its text for people: what stands for a released column or table is in square brackets, and no name of ours."""
+        tree = self.tree.copy()
+        for table, position in list(find_sources(tree)):
+            release = self.releases[position]
+            by = f" by {', '.join(map(str, release.groups))}" if release.groups else ""
+            table.replace(exp.var(f"[{release.table.name}{by}]"))
+        for table in list(tree.find_all(exp.Table)):
+            if table.db == SCHEMA:
+                table.replace(exp.Table(this=exp.to_identifier(table.alias)))
+        for node in list(tree.walk()):
+            meaning = node.meta.get(MEANING)
+            if isinstance(node, exp.Alias) and meaning is not None:
+                node.replace(node.this)
+            elif isinstance(node, exp.TableAlias) and meaning is not None:
+                node.pop()
+            elif meaning is not None:
+                node.replace(exp.var(f"[{meaning}]"))
+        return write_sql(tree, copy=False)
+
+    def describe_error(self, text: str) -> str:
+        """What DuckDB says of it, in the words of `describe`."""
+        meanings: dict[str, set[str]] = {}
+        for column in self.tree.find_all(exp.Column):
+            if MEANING in column.meta:
+                meanings.setdefault(column.name, set()).add(column.meta[MEANING])
+
+        def word(match: re.Match[str]) -> str:
+            found = meanings.get(match[1], set())
+            meaning = next(iter(found)) if len(found) == 1 else "a released column"
+            return f"[{meaning}]" if found else match[0]
+
+        text = re.sub(rf'"?(?:{RELEASED_ROWS}|{_KEYS} [0-9]+)"?\.', "", text)
+        return re.sub(r'"?\b([a-z][0-9]+)\b"?', word, text)
+
     def find_number(self, position: int, columns: int) -> tuple[SelectQuery, SqlAggregate] | None:
         """The released number that a column of the answer is, where every row of the answer is one of a
         single release; None for whatever is computed.
@@ -160,29 +196,33 @@ class SplitQuery:
         return replace(self, releases=tuple(map(change, self.releases)))
 
 
-def release_table(position: int) -> str:
-    """The table of a release."""
-    return f"r{position}"
+#: What notes what one of our columns stands for; one of our aliases stands for nothing.
+MEANING = "stands for"
+#: Our aliases of a released table, and of tables of how many keys an expression has: no name of a query has a blank.
+RELEASED_ROWS, _KEYS = "released rows", "keys"
 
 
-def key_column(position: int) -> str:
-    """A released table's column of a grouping expression."""
-    return f"k{position}"
+def mark(node: Any, meaning: object = "") -> Any:
+    """A column or alias of ours with what it stands for."""
+    node.meta[MEANING] = str(meaning)
+    return node
 
 
-def number_column(position: int) -> str:
-    """A released table's column of an aggregate."""
-    return f"n{position}"
+def alias_rows(name: str = RELEASED_ROWS) -> Any:
+    """An alias of ours in FROM."""
+    return mark(exp.TableAlias(this=exp.to_identifier(name, quoted=True)))
 
 
-def filled_column(position: int) -> str:
-    """A released table's column that says whether the interval of a number of rows or values excludes 0."""
-    return f"f{position}"
+def name_key_counts(number: int) -> str:
+    """The alias of a table of how many keys an expression has."""
+    return f"{_KEYS} {number}"
 
 
-def present_column(position: int) -> str:
-    """A released table's column that is 1 where the interval of a number of units excludes 0, and else 0."""
-    return f"d{position}"
+#: Names by position: of a release's table, and of its columns of a grouping expression; of an aggregate; of whether the
+#: interval of a number of rows or values excludes 0; and of 1 or 0 by whether that of a number of units does.
+release_table, key_column, number_column, filled_column, present_column = (
+    f"{letter}{{}}".format for letter in "rknfd"
+)
 
 
 def make_source(position: int) -> Any:

@@ -12,6 +12,7 @@ from sqlglot import ErrorLevel, exp
 
 from dpflow.analyst_sql.parse.aggregate_reader import AggregateReader
 from dpflow.analyst_sql.parse.parsed_parts import (
+    change_parts,
     strip_alias,
     strip_brackets,
     take_arguments,
@@ -19,10 +20,14 @@ from dpflow.analyst_sql.parse.parsed_parts import (
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.public_joins import find_constant
 from dpflow.analyst_sql.parse.select_query import (
+    RELEASED_ROWS,
     SelectQuery,
     SqlAggregate,
+    alias_rows,
     key_column,
     make_source,
+    mark,
+    name_key_counts,
     number_column,
     present_column,
 )
@@ -156,7 +161,7 @@ class SelectReader:
             for branch in branches[1:]:
                 union = exp.Union(this=union, expression=branch, distinct=False)
             source = exp.Subquery(this=union)
-        source.set("alias", exp.TableAlias(this=exp.to_identifier(_ALIAS, quoted=True)))
+        source.set("alias", alias_rows())
         tree.set("from_", exp.From(this=source))
 
     def _make_level(
@@ -177,22 +182,24 @@ class SelectReader:
         )
         columns = []
         for position, group in enumerate(query.groups):
-            key = exp.column(key_column(level.index(group))) if group in level else exp.Null()
-            columns.append(exp.alias_(key, key_column(position)))
-        columns += [exp.column(number_column(n)) for n in range(len(query.aggregates))]
+            key = exp.Null()
+            if group in level:
+                key = mark(exp.column(key_column(level.index(group))), group)
+            columns.append(mark(exp.alias_(key, key_column(position))))
+        columns += [mark(exp.column(number_column(n)), a) for n, a in enumerate(query.aggregates)]
         for n, positions in enumerate(self._grouping):
             # As in SQL: a bit for each argument, the last one lowest, set where it is not grouped by.
             bits = "".join(str(int(query.groups[p] not in level)) for p in positions)
-            columns.append(exp.alias_(exp.Literal.number(int(bits, 2)), _grouping_column(n)))
+            columns.append(mark(exp.alias_(exp.Literal.number(int(bits, 2)), _grouping_column(n))))
         source = make_source(self._add_release(release))
         return exp.Select(expressions=columns, from_=exp.From(this=source))
 
     def _make_key(self, position: int) -> Any:
-        return exp.column(key_column(position), table=exp.to_identifier(_ALIAS, quoted=True))
+        return _make_column(key_column(position), self._groups[position])
 
     def _make_number(self, aggregate: SqlAggregate) -> Any:
         position = self._numbers.setdefault(aggregate, len(self._numbers))
-        return exp.column(number_column(position), table=exp.to_identifier(_ALIAS, quoted=True))
+        return _make_column(number_column(position), aggregate)
 
     # --- numbers of keys ------------------------------------------------------------------------------------------
 
@@ -213,42 +220,37 @@ class SelectReader:
             self._table, self._conditions, self._blocks, groups, (units,), parsed=texts
         )
         source = make_source(self._add_release(query))
-        keys = [exp.column(key_column(groups.index(group))) for group in self._groups]
-        columns = [exp.alias_(key, key_column(n)) for n, key in enumerate(keys)]
-        total = exp.Sum(this=exp.column(present_column(0)))
+        keys = [mark(exp.column(key_column(groups.index(one))), one) for one in self._groups]
+        columns = [mark(exp.alias_(key, key_column(n))) for n, key in enumerate(keys)]
+        total = exp.Sum(this=mark(exp.column(present_column(0)), f"{node} has a unit"))
         count = exp.cast(exp.Coalesce(this=total, expressions=[exp.Literal.number(0)]), "BIGINT")
-        table = exp.Select(
-            expressions=[*columns, exp.alias_(count, _KEY_COUNT)], from_=exp.From(this=source)
-        )
+        columns.append(mark(exp.alias_(count, _KEY_COUNT)))
+        table = exp.Select(expressions=columns, from_=exp.From(this=source))
         if keys:
             table.set("group", exp.Group(expressions=[key.copy() for key in keys]))
         if table not in self._key_counts:
             self._key_counts.append(table)
-        return _make_key_count(self._key_counts.index(table))
+        name = name_key_counts(self._key_counts.index(table))
+        return _make_column(_KEY_COUNT, f"COUNT(DISTINCT {node})", name)
 
     def _read_key_counts(self, tree: Any) -> Any:
         """A SELECT of nothing else: it reads the first of them."""
         first, *others = self._key_counts
-        alias = exp.TableAlias(this=exp.to_identifier(_ALIAS, quoted=True))
-        tree.set("from_", exp.From(this=exp.Subquery(this=first, alias=alias)))
-        name = _make_key_count(0).table
+        tree.set("from_", exp.From(this=exp.Subquery(this=first, alias=alias_rows())))
         for column in list(tree.find_all(exp.Column)):
-            if column.table == name:
-                column.set("table", exp.to_identifier(_ALIAS, quoted=True))
+            if column.table == name_key_counts(0):
+                column.set("table", exp.to_identifier(RELEASED_ROWS, quoted=True))
         self._join_key_counts(tree, others, 1)
         return tree
 
     def _join_key_counts(self, tree: Any, tables: Sequence[Any], start: int = 0) -> None:
         for number, table in enumerate(tables, start):
-            name = exp.to_identifier(_make_key_count(number).table, quoted=True)
+            name = name_key_counts(number)
             tests = [
-                exp.EQ(
-                    this=self._make_key(n),
-                    expression=exp.column(key_column(n), table=name.copy()),
-                )
-                for n in range(len(self._groups))
+                exp.EQ(this=self._make_key(n), expression=_make_column(key_column(n), group, name))
+                for n, group in enumerate(self._groups)
             ]
-            source = exp.Subquery(this=table, alias=exp.TableAlias(this=name))
+            source = exp.Subquery(this=table, alias=alias_rows(name))
             condition = exp.and_(*tests) if tests else exp.true()
             tree.append("joins", exp.Join(this=source, on=condition))
 
@@ -358,20 +360,7 @@ class SelectReader:
         return self._rewrite_parts(part, depth, in_window)
 
     def _rewrite_parts(self, part: Any, depth: int, in_window: bool = False) -> Any:
-        for name, value in list(part.args.items()):
-            if isinstance(value, exp.Expression):
-                part.set(name, self._rewrite_part(value, depth, in_window))
-            elif isinstance(value, list):
-                part.set(
-                    name,
-                    [
-                        self._rewrite_part(inner, depth, in_window)
-                        if isinstance(inner, exp.Expression)
-                        else inner
-                        for inner in value
-                    ],
-                )
-        return part
+        return change_parts(part, lambda inner: self._rewrite_part(inner, depth, in_window))
 
     def _rewrite_part(self, part: Any, depth: int, in_window: bool) -> Any:
         # Names of types, units and windows are no columns.
@@ -433,8 +422,9 @@ class SelectReader:
             return exp.Literal.number(0)
         if numbers not in self._grouping:
             self._grouping.append(numbers)
+        listed = ", ".join(str(self._groups[number]) for number in numbers)
         name = _grouping_column(self._grouping.index(numbers))
-        return exp.column(name, table=exp.to_identifier(_ALIAS, quoted=True))
+        return _make_column(name, f"GROUPING({listed})")
 
     def _has_levels(self) -> bool:
         group = self._parsed.args.get("group")
@@ -482,14 +472,12 @@ class SelectReader:
         return self._rewrite(key.copy())
 
 
-#: The released table's alias: no name of a query's own columns has it.
-_ALIAS = "released rows"
 #: The column of a table of numbers of keys.
-_KEY_COUNT = "c"
+_KEY_COUNT = "c0"
 
 
-def _make_key_count(number: int) -> Any:
-    return exp.column(_KEY_COUNT, table=exp.to_identifier(f"keys {number}", quoted=True))
+def _make_column(name: str, meaning: object, table: str = RELEASED_ROWS) -> Any:
+    return mark(exp.column(name, table=exp.to_identifier(table, quoted=True)), meaning)
 
 
 def _grouping_column(position: int) -> str:

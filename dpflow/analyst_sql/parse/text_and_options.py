@@ -7,11 +7,11 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from sqlglot import TokenType, exp, tokenize
 from sqlglot.errors import SqlglotError
@@ -20,13 +20,13 @@ from dpflow.analyst_sql.parse.foreign_sql import (
     find_clause,
     find_dialect,
     read_clause,
-    spell_clamped,
     translate,
 )
 from dpflow.analyst_sql.parse.parameters import find_shape_problem, find_value_problem
 from dpflow.errors import InvalidInput, PlanRefused, RuleBroken, SqlRefused
 from dpflow.tables.language.conditions import is_unicode, parse_strictly
 
+T = TypeVar("T")
 #: The longest query in characters: the parser's time and stack grow with it.
 MOST_TEXT = 20_000
 #: Options that a leading comment may give.
@@ -42,7 +42,7 @@ class Refusal(Exception):
     """Inside this room: a part of the query breaks a rule. `SourceText.refuse` gives it its position.
 
     Attributes:
-        node: the part, by which its position is known.
+        start: where it begins in the text, which a node's tokens say; None if neither is known.
         option: what keeps the rule if the comment says it.
     """
 
@@ -52,10 +52,11 @@ class Refusal(Exception):
         what: str,
         node: Any = None,
         option: tuple[str, str] | None = None,
+        start: int | None = None,
     ) -> None:
         super().__init__(what)
         self.rule, self.what, self.option = rule, what, option
-        self.start = find_start(node)
+        self.start = find_start(node) if start is None else start
 
 
 def refusal_of(error: InvalidInput, node: Any, rule: str = "plan") -> Refusal:
@@ -93,6 +94,15 @@ class SourceText:
         """Where a word of the query stands first; None if it is not in it."""
         match = re.search(rf"\b{re.escape(word)}\b", self.text, re.IGNORECASE) if word else None
         return None if match is None else match.start()
+
+    def answer(self, read: Callable[[], T]) -> T:
+        """What a reader of it gives. Raises `SqlRefused` for its `Refusal`."""
+        try:
+            return read()
+        except Refusal as error:
+            refusal = error
+        # Outside, so that no traceback has two errors.
+        self.refuse(refusal)
 
     def refuse(self, refusal: Refusal) -> NoReturn:
         """Raise `SqlRefused` with the position of what was refused."""
@@ -148,8 +158,8 @@ class SourceText:
         except SqlglotError as error:
             positions = getattr(error, "errors", None) or [{}]
             start = self._offset(positions[0].get("line"), positions[0].get("col"))
-            problem = Refusal("syntax", "this is not SQL as DuckDB has it; correct it here")
-            problem.start = start
+            what = "this is not SQL as DuckDB has it; correct it here"
+            problem = Refusal("syntax", what, start=start)
         # Some of sqlglot's builders look blindly at arguments.
         except (LookupError, AttributeError, TypeError, ValueError):
             problem = Refusal("syntax", "this is not SQL as DuckDB has it")
@@ -163,9 +173,7 @@ class SourceText:
             what = (
                 f"there are {len(statements)} statements; write one query, at most one ; at its end"
             )
-            refusal = Refusal("one-statement", what)
-            refusal.start = start
-            raise refusal
+            raise Refusal("one-statement", what, start=start)
         statement: exp.Expression = _insert_parameters(statements[0], parameters, self, typed_dates)
         return statement
 
@@ -205,14 +213,14 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
     rest, words = text, []
     # The tokenizer takes what stands behind EXPLAIN for one text, so it is read again without it.
     language = "duckdb" if dialect is None else find_dialect(str(dialect))
-    for word in ("explain", "analyze"):
-        tokens = _tokenize(rest, text, language)
-        if tokens and tokens[0].text.casefold() == word:
-            words.append(word)
-            rest = _blank(rest, tokens[0].start, tokens[0].end + 1)
-        else:
-            break
     tokens = _tokenize(rest, text, language)
+    for word in ("explain", "analyze"):
+        if not tokens or tokens[0].text.casefold() != word:
+            break
+        words.append(word)
+        rest = _blank(rest, tokens[0].start, tokens[0].end + 1)
+        tokens = _tokenize(rest, text, language)
+    unread = rest
     start, before = 0, rest[: tokens[0].start if tokens else 0]
     # Options may stand below a title: ignored ones would charge another scope than they name.
     for comment in tokens[0].comments if tokens else ():
@@ -232,7 +240,9 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
     if dialect is None and "dialect" in options:
         source = read_source(text, options["dialect"])
         return replace(source, options={**options, **source.options})
-    later = (comment for token in _tokenize(rest, text, language) for comment in token.comments)
+    if rest != unread:
+        tokens = _tokenize(rest, text, language)
+    later = (comment for token in tokens for comment in token.comments)
     if any(map(_MARK.match, later)):
         raise InvalidInput(
             "a comment with options (-- dp:) stands behind the query's first word, where it is not read; move it before the query"
@@ -245,8 +255,6 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
             add_option(options, name, value, "its OPTIONS")
         rest = _blank(rest, tokens[first].start, tokens[last].end + 1)
     asked = rest
-    if (clamped := spell_clamped(rest, tokens)) != rest:
-        text = rest = clamped
     if language != "duckdb":
         text = rest = translate(rest, language)
     return SourceText(text, rest, options, asked, words == ["explain"], unit)
@@ -254,14 +262,11 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
 
 def _tokenize(text: str, written: str, dialect: str = "duckdb") -> list[Any]:
     """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote."""
-    problem: Refusal | None = None
     try:
         return list(tokenize(text, read=dialect))
     except SqlglotError:
-        problem = Refusal(
-            "syntax", "this is not SQL as DuckDB has it; a quote or comment is not closed"
-        )
-        problem.start = len(text.rstrip())
+        what = "this is not SQL as DuckDB has it; a quote or comment is not closed"
+        problem = Refusal("syntax", what, start=len(text.rstrip()))
     SourceText(written, text, {}).refuse(problem)
 
 
@@ -384,10 +389,10 @@ def _insert_parameters(
                 )
             position.replace(literal)
         elif refusal is None:
-            refusal = Refusal("parameters", f"parameter {name[:40]!r} {what}", position)
             # Its node has no position.
             mark = re.search(rf"[$:]{re.escape(name)}(?!\w)", source.text) if name else None
-            refusal.start = mark.start() if mark else refusal.start
+            start, what = mark and mark.start(), f"parameter {name[:40]!r} {what}"
+            refusal = Refusal("parameters", what, position, start=start)
     if refusal is not None:
         raise refusal
     numbers = map(str, range(1, len(parameters) + 1))

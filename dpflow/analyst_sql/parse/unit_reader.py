@@ -10,14 +10,16 @@ clamped.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from fractions import Fraction
 from typing import Any
 
 from sqlglot import exp
 
+from dpflow.analyst_sql.parse.foreign_meaning import is_clamped
 from dpflow.analyst_sql.parse.parsed_parts import (
     is_there,
+    name_part,
     strip_alias,
     strip_brackets,
     take_arguments,
@@ -42,6 +44,8 @@ _PLAIN = {"Sum": "sum", "Avg": "avg", "Min": "min", "Max": "max", "Count": "coun
 _PICKED = {"ArgMin": "arg_min", "ArgMax": "arg_max"}
 #: Numbers of rows of a unit up to which each of them is a public key.
 MAX_LISTED = 100
+#: The argument by which GoogleSQL clamps a unit's sum in each group.
+_BOUNDS = "contribution_bounds_per_group"
 #: A column of the relation is what the query below gives, whatever its own column was computed of.
 _STORED = {"expression": None, "parts": None}
 
@@ -192,7 +196,7 @@ class _FeatureReader(RowReader):
         else:
             raise Refusal(
                 "aggregates",
-                f"{call.sql_name() if hasattr(call, 'sql_name') else kind} of a unit's rows is not computed; there are COUNT, "
+                f"{name_part(call)} of a unit's rows is not computed; there are COUNT, "
                 "COUNT_IF, SUM, AVG, MIN, MAX, ARG_MIN, ARG_MAX, and FIRST and LAST with an order",
                 call,
             )
@@ -315,17 +319,9 @@ def _name_key(node: Node) -> str:
     return str(node.args[0][0]) if node.op == "column" and len(node.args[0]) == 1 else str(node)
 
 
-#: What such a sum and such a count are called between text and tree: no function of DuckDB is.
-_CALLS = {"dpflow_group_sum": exp.Sum, "dpflow_group_count": exp.Count}
-
-
 def has_group_bounds(parsed: Any) -> bool:
     """Whether a SELECT has such an aggregate of its own."""
-    return any(map(_is_clamped, walk_own(parsed, "having", "order")))
-
-
-def _is_clamped(part: Any) -> bool:
-    return isinstance(part, exp.Anonymous) and part.name.casefold() in _CALLS
+    return any(map(is_clamped, walk_own(parsed, "having", "order")))
 
 
 def spell_group_bounds(parsed: Any, source: PrivateRows) -> tuple[Any, PrivateRows]:
@@ -345,16 +341,29 @@ def spell_group_bounds(parsed: Any, source: PrivateRows) -> tuple[Any, PrivateRo
         expressions=[unit], where=parsed.args.get("where"), from_=parsed.args["from_"]
     )
     inner.set("group", exp.Group(expressions=[unit.copy(), *(part.copy() for part in groups)]))
-    names = [exp.to_identifier(f"group {n}", quoted=True) for n in range(len(groups))]
-    for part, name in zip(groups, names):
-        inner.append("expressions", exp.alias_(part.copy(), name.copy()))
-    features: list[Any] = []
+
+    def take(part: Any) -> Any:
+        """The column of the inner query that is an expression: a new one where there is none."""
+        items = inner.expressions[1:]
+        known = next((one.alias for one in items if one.this == part), None)
+        if known is None:
+            known, taken = (
+                name_column(part),
+                {one.alias_or_name.casefold() for one in inner.selects},
+            )
+            while known.casefold() in taken:
+                known += "_"
+            alias = exp.to_identifier(known, quoted=True)
+            inner.append("expressions", exp.alias_(part.copy(), alias))
+        return exp.column(exp.to_identifier(known, quoted=True))
+
+    keys = [take(part) for part in groups]
 
     def rewrite(part: Any) -> Any:
         if part in groups:
-            return exp.column(names[groups.index(part)].copy())
-        if _is_clamped(part):
-            return _clamp(part, features)
+            return keys[groups.index(part)].copy()
+        if is_clamped(part):
+            return _clamp(part, take)
         if isinstance(part, exp.Count) and isinstance(part.this, exp.Distinct):
             counted = [strip_brackets(one) for one in part.this.expressions]
             if len(counted) == 1 and RowReader(source).is_unit(counted[0]):
@@ -380,31 +389,23 @@ def spell_group_bounds(parsed: Any, source: PrivateRows) -> tuple[Any, PrivateRo
         if (condition := outer.args.get(clause)) is not None:
             outer.set(clause, condition.transform(rewrite))
     if groups:
-        outer.set("group", exp.Group(expressions=[exp.column(name.copy()) for name in names]))
-    for n, feature in enumerate(features):
-        inner.append("expressions", exp.alias_(feature, _name_feature(n)))
+        outer.set("group", exp.Group(expressions=[key.copy() for key in keys]))
     return outer, read_unit_rows(inner, source)
 
 
-def _name_feature(position: int) -> Any:
-    return exp.to_identifier(f"sum {position}", quoted=True)
-
-
-def _clamp(call: Any, features: list[Any]) -> Any:
+def _clamp(call: Any, take: Callable[[Any], Any]) -> Any:
     """The sum of a unit's clamped numbers; a unit without any adds nothing."""
-    arguments = call.expressions
-    ends = arguments[1:]
+    value, *named = call.expressions
+    pair = named[0].expression if len(named) == 1 and isinstance(named[0], exp.Kwarg) else None
+    ends = pair.expressions if isinstance(pair, exp.Tuple) and named[0].name == _BOUNDS else []
     numbers = [number for end in ends if (number := _read_end(end)) is not None]
     if len(ends) != 2 or len(numbers) != 2 or numbers != sorted(numbers):
         raise Refusal(
             "literals",
-            "contribution_bounds_per_group takes two numbers, the lower one first, such as (0, 100)",
+            f"{_BOUNDS} stands once in a call and takes two numbers, the lower one first, such as (0, 100)",
             call,
         )
-    feature = _CALLS[call.name.casefold()](this=arguments[0].copy())
-    if feature not in features:
-        features.append(feature)
-    value = exp.column(_name_feature(features.index(feature)))
+    value = take((exp.Sum if call.name == "SUM" else exp.Count)(this=value.copy()))
     at_least = exp.Greatest(this=value.copy(), expressions=[ends[0].copy()], ignore_nulls=True)
     clamped = exp.Least(this=at_least, expressions=[ends[1].copy()], ignore_nulls=True)
     return exp.Sum(this=when(is_there(value), clamped))

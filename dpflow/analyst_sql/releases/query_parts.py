@@ -17,8 +17,8 @@ from typing import Any
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate, join_conditions
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import declare_value
+from dpflow.analyst_sql.releases.settings import Settings
 from dpflow.core.accounting.amounts import exact_text
-from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.engine.releases.choose_bounds import BoundsChooser
@@ -44,22 +44,6 @@ _MEASURES = {
 }
 #: Parts of epsilon and of delta are whole numbers of these.
 _EPSILON_STEP, _DELTA_STEP = Fraction(1, 10**9), Fraction(1, 10**15)
-
-
-@dataclass(frozen=True)
-class Price:
-    """What may be spent.
-
-    Attributes:
-        epsilon, delta: of the whole query.
-        min_units: units that a private key needs to be shown.
-        noise: laplace or gaussian; auto: whatever makes errors smaller.
-    """
-
-    epsilon: Fraction
-    delta: Fraction = Fraction(0)
-    min_units: int = 1
-    noise: str = "auto"
 
 
 @dataclass(frozen=True)
@@ -263,36 +247,30 @@ def name_searches(
 
 
 def price_parts(
-    parts: Sequence[QueryPart],
-    price: Price,
-    scope: str,
-    registry: Registry,
-    revision: int = 1,
-    asker: str = "",
-    bounds: RequestedBounds | None = None,
-    chooser: BoundsChooser | None = None,
+    parts: Sequence[QueryPart], settings: Settings, registry: Registry, chooser: BoundsChooser
 ) -> list[PartPlan]:
-    """Plans of all parts, which divide the price by how many aggregates each has. Raises `Refusal`.
+    """Plans of all parts, which divide epsilon and delta by how many aggregates each has. Raises `Refusal`.
 
     Args:
-        bounds: that a person asks for.
-        chooser: chooses them by released profiles where nobody does.
+        chooser: chooses contribution bounds by released profiles where nobody asks for some.
     """
-    plans = []
-    shares = _divide_amount(price.epsilon, [len(part.measures) for part in parts], _EPSILON_STEP)
+    assert settings.epsilon is not None
+    weights = [len(part.measures) for part in parts]
     # Laplace noise for public keys is pure: it has no use for a delta.
-    pure = {"histogram", "count_distinct"} | ({"aggregates"} if price.noise == "laplace" else set())
-    takes_delta = [part.mechanism not in pure for part in parts]
-    deltas = _divide_amount(
-        price.delta,
-        [len(part.measures) * takes for part, takes in zip(parts, takes_delta)],
-        _DELTA_STEP,
+    pure = {"histogram", "count_distinct"} | (
+        {"aggregates"} if settings.noise == "laplace" else set()
     )
-    for part, epsilon, delta in zip(parts, shares, deltas):
+    takers = [weight * (part.mechanism not in pure) for part, weight in zip(parts, weights)]
+    shares = _divide_amount(settings.epsilon, weights, _EPSILON_STEP)
+    plans = []
+    for part, epsilon, delta in zip(
+        parts, shares, _divide_amount(settings.delta, takers, _DELTA_STEP)
+    ):
+        query = part.queries[0]
         if part.private and not delta:
             raise Refusal(
                 "private-keys",
-                f"{', '.join(map(str, part.queries[0].groups))} has private keys, and selecting them needs a delta: the chance that "
+                f"{', '.join(map(str, query.groups))} has private keys, and selecting them needs a delta: the chance that "
                 f"a key of one unit shows; add -- dp: delta=1e-6, or declare public_keys",
                 _find_private_part(part),
                 option=("delta", "1e-6"),
@@ -301,14 +279,29 @@ def price_parts(
         if delta:
             cost["delta"] = exact_text(delta)
         if part.private:
-            cost["min_units"] = price.min_units
-        if price.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
-            cost["noise"] = price.noise
-        ledger = chooser.ledger if chooser else None
-        priced = plan_part(part, cost, scope, registry, revision, asker, bounds, ledger)
-        if chooser is not None and not part.searches:
-            priced = replace(priced, plan=chooser.fit(priced.plan))
-        plans.append(priced)
+            cost["min_units"] = settings.min_units
+        if settings.noise != "auto" and part.mechanism in ("aggregates", "private_aggregates"):
+            cost["noise"] = settings.noise
+        try:
+            request = ReleaseRequest(
+                name=release_name(query.table, settings.asker),
+                mechanism=part.mechanism,
+                table=part.table,
+                scope=settings.scope,
+                params={**part.params, **cost},
+                blocks=query.blocks,
+                where=part.where,
+                bounds=part.searches,
+                contribution_bounds=settings.bounds,
+                revision=settings.revision or 1,
+            )
+            # It has the searches that the part names.
+            ledger = chooser.ledger if part.searches else None
+            plan = make_plan(request, registry, ledger, filters=UNKNOWN_FILTERS)
+        except PlanRefused as error:
+            names_none = query.table.protects == "unit-block" and not query.blocks
+            raise refusal_of(error, None, "blocks" if names_none else "plan") from None
+        plans.append(PartPlan(part, plan if part.searches else chooser.fit(plan)))
     return plans
 
 
@@ -317,39 +310,6 @@ def _find_private_part(part: QueryPart) -> Any:
     query = part.queries[0]
     private = (node for node in query.groups if is_private_node(query.table, node))
     return next((query.parsed.get(node) for node in private), None)
-
-
-def plan_part(
-    part: QueryPart,
-    cost: Mapping[str, Any],
-    scope: str,
-    registry: Registry,
-    revision: int,
-    asker: str = "",
-    bounds: RequestedBounds | None = None,
-    ledger: Ledger | None = None,
-) -> PartPlan:
-    """The plan of one part at a cost; the ledger has the searches that it names. Raises `Refusal`."""
-    query = part.queries[0]
-    try:
-        request = ReleaseRequest(
-            name=release_name(query.table, asker),
-            mechanism=part.mechanism,
-            table=part.table,
-            scope=scope,
-            params={**part.params, **cost},
-            blocks=query.blocks,
-            where=part.where,
-            bounds=part.searches,
-            contribution_bounds=bounds,
-            revision=revision,
-        )
-        searched_in = ledger if part.searches else None
-        return PartPlan(part, make_plan(request, registry, searched_in, filters=UNKNOWN_FILTERS))
-    except PlanRefused as error:
-        names_none = query.table.protects == "unit-block" and not query.blocks
-        rule = "blocks" if names_none else "plan"
-        raise refusal_of(error, None, rule) from None
 
 
 def find_misfit(part: QueryPart, blocks: Sequence[str]) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpflow.analyst_sql.parse.text_and_options import OPTIONS, add_option
-from dpflow.analyst_sql.releases.query_parts import Price
 from dpflow.catalogue import find_catalogue
 from dpflow.core.accounting.amounts import Delta, Epsilon, parse_exact
 from dpflow.core.contract.contribution import RequestedBounds
@@ -52,6 +51,8 @@ class Settings:
 
     Attributes:
         epsilon: None if a target is given instead, or nothing yet; 0 if stored answers alone may serve.
+        min_units: units that a private key needs to be shown.
+        noise: laplace or gaussian; auto: whatever makes errors smaller.
         blocks: those that options name.
         revision: None: any stored answer may serve, and a new one is the first.
         name: of the view in the published file; None: none is made.
@@ -77,10 +78,6 @@ class Settings:
     def is_free(self) -> bool:
         """Whether stored answers alone may serve, and nothing may be spent."""
         return self.epsilon == 0
-
-    def price(self, epsilon: Fraction) -> Price:
-        """What may be spent."""
-        return Price(epsilon, self.delta, self.min_units, self.noise)
 
 
 def merge_options(comment: Mapping[str, str], arguments: Mapping[str, Any]) -> dict[str, str]:

@@ -15,9 +15,11 @@ from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
     SqlAggregate,
+    alias_rows,
     filled_column,
     find_sources,
     key_column,
+    mark,
     number_column,
 )
 from dpflow.analyst_sql.releases.query_parts import is_private_node
@@ -74,12 +76,12 @@ def replace_means(query: SplitQuery) -> SplitQuery:
             for aggregate in old.aggregates
             if aggregate.kind == "mean"
         }
-        keys = [exp.column(key_column(n)) for n in range(len(new.groups))]
+        keys = [mark(exp.column(key_column(n)), group) for n, group in enumerate(new.groups)]
         numbers = [
-            exp.alias_(_write_number(aggregate, new, position), number_column(n))
+            mark(exp.alias_(_write_number(aggregate, new, position), number_column(n)))
             for n, aggregate in enumerate(old.aggregates)
         ]
-        alias = source.args.get("alias") or exp.TableAlias(this=exp.to_identifier(source.name))
+        alias = source.args.get("alias") or alias_rows(source.name)
         inner = source.copy()
         inner.set("alias", None)
         select = exp.Select(expressions=[*keys, *numbers], from_=exp.From(this=inner))
@@ -102,11 +104,12 @@ def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggrega
 
 
 def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> Any:
-    positions = [query.aggregates.index(part) for part in _list_needed(aggregate, query)]
-    columns = [exp.column(number_column(position)) for position in positions]
+    needed = _list_needed(aggregate, query)
+    positions = list(map(query.aggregates.index, needed))
+    columns = [mark(exp.column(number_column(n)), one) for n, one in zip(positions, needed)]
     if len(columns) == 1:
         return columns[0]
-    is_filled = exp.column(filled_column(positions[1]))
+    is_filled = mark(exp.column(filled_column(positions[1])), f"{needed[1]} is above 0")
     quotient = exp.Div(this=columns[0], expression=columns[1])
     mean = when(is_filled, quotient)
     mean.meta[MEAN_OF] = (release, positions[0])

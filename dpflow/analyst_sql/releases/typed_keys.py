@@ -1,16 +1,17 @@
 """The types of groups' keys, so that they are ordered and compared as the source's column is.
 
 A key's text may write a number, a date or a truth value where the column holds texts. So a type is that of
-the source's catalogue, never what the released texts look like. A stored answer needs no source where no key
-could be of another type; elsewhere it is refused while the catalogue cannot be asked.
+the source's catalogue, never what the released texts look like. It is kept with the release, so a stored answer needs no
+source.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 
+from dpflow.analyst_sql.parse.select_query import SelectQuery
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, TableBusy
 from dpflow.tables import column_types, declare_groups
@@ -28,10 +29,23 @@ _WRITTEN = {
 
 
 class KeyReader:
-    """Finds the types of keys; a source's catalogue is asked once for each."""
+    """Finds the types of keys; a source's catalogue is asked once for each that no release has."""
 
     def __init__(self) -> None:
         self._types: dict[tuple[str, str], str | None] = {}
+        self._released: dict[tuple[str, str], str] = {}
+
+    def recall(self, table: Table, types: Mapping[str, str]) -> None:
+        """Take the types that were kept with a stored release, as `list_kept` gave them: its keys are values of these."""
+        for text, kind in types.items():
+            self._released.setdefault((table.name, text), kind)
+
+    def list_kept(self, query: SelectQuery) -> dict[str, str]:
+        """The types to keep with a release, by expression: those that sources were asked for."""
+        values = (one.value for one in query.aggregates)
+        texts = dict.fromkeys(map(str, filter(None, (*query.groups, *values))))
+        types = {text: self._types.get((query.table.name, text)) for text in texts}
+        return {text: kind for text, kind in types.items() if kind is not None}
 
     def find_kind(self, table: Table, group: Node) -> str:
         """DuckDB's type of a grouping expression's keys, as far as it is known before they are released."""
@@ -72,6 +86,8 @@ class KeyReader:
 
     def _find_type(self, table: Table, group: Node) -> str | None:
         place = table.name, str(group)
+        if place in self._released:
+            return self._released[place]
         # What cannot be read now may be read later.
         if self._types.get(place) is None:
             self._types[place] = _find_type(table, group)

@@ -52,6 +52,8 @@ from dpflow.tables.private import PrivateTable
 log = logging.getLogger("dpflow")
 #: Under which a charge keeps a service's request, encrypted.
 SEALED_REQUEST = "sealed_request"
+#: Under which it keeps the types of keys.
+TYPES = "types"
 
 
 @errors_end_here
@@ -191,8 +193,12 @@ def make_charge(
 
 def describe_request(plan: Plan, run_identity: RunIdentity) -> dict[str, Any]:
     """What a charge keeps of what was asked."""
-    also = {QUESTION: run_identity.question, SEALED_REQUEST: run_identity.sealed_request}
-    return plan.ledger_entry() | {name: text for name, text in also.items() if text}
+    also = {
+        QUESTION: run_identity.question,
+        SEALED_REQUEST: run_identity.sealed_request,
+        TYPES: dict(run_identity.types),
+    }
+    return plan.ledger_entry() | {name: value for name, value in also.items() if value}
 
 
 def find_lock(plans: Sequence[Plan], ledger: Ledger) -> str:

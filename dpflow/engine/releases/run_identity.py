@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dpflow.engine.releases.plan import Plan
@@ -33,6 +34,7 @@ class RunIdentity:
         ordinal: number among equal plans of one run, when a task makes the same release twice.
         sealed_request: a service's request, encrypted: by it another process finishes what was charged.
         question: the text that it answers, such as a SQL query, for lists of releases; empty of a request alone.
+        types: what the source's catalogue calls the types of grouping expressions, for who reads keys later.
     """
 
     dag_id: str
@@ -43,6 +45,7 @@ class RunIdentity:
     ordinal: int = 0
     sealed_request: str = field(default="", compare=False, repr=False)
     question: str = field(default="", compare=False, repr=False)
+    types: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @classmethod
     def of_request(cls, request: ReleaseRequest, principal: str | None = None) -> RunIdentity:

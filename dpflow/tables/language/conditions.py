@@ -416,6 +416,25 @@ _PLAIN_FUNCTIONS = {
 }
 
 
+#: Functions that GoogleSQL gives ``contribution_bounds_per_group => (low, high)``.
+CLAMPED = ("SUM", "COUNT")
+
+
+def keep_named_arguments(functions: dict[str, Any]) -> dict[str, Any]:
+    """sqlglot's builders of functions, but calls of `CLAMPED` with a named argument stay as they are written."""
+    from sqlglot import exp
+
+    def keep(name: str) -> Callable[[list[Any]], Any]:
+        def build(args: list[Any]) -> Any:
+            if any(isinstance(one, exp.Kwarg) for one in args):
+                return exp.Anonymous(this=name, expressions=args)
+            return functions[name](args)
+
+        return build
+
+    return functions | {name: keep(name) for name in CLAMPED}
+
+
 @cache
 def _strict_parser() -> Any:
     """sqlglot's parser of DuckDB's SQL, but no argument of a function is lost or changes its place."""
@@ -437,9 +456,9 @@ def _strict_parser() -> Any:
         #: like(value, pattern), whose arguments sqlglot exchanges, is no function of the language;
         #: of date_trunc it makes several things, by what its argument looks like; formats and paths it writes
         #: again
-        FUNCTIONS: ClassVar[dict[str, Any]] = {
-            n: build for n, build in DuckDBParser.FUNCTIONS.items() if n not in _PLAIN_FUNCTIONS
-        }
+        FUNCTIONS: ClassVar[dict[str, Any]] = keep_named_arguments(
+            {n: build for n, build in DuckDBParser.FUNCTIONS.items() if n not in _PLAIN_FUNCTIONS}
+        )
         #: those of quantiles look at two arguments only
         FUNCTION_PARSERS: ClassVar[dict[str, Any]] = {
             n: parse
@@ -455,10 +474,10 @@ def _strict_parser() -> Any:
         def validate_expression(self, expression: Any, args: Any = None) -> Any:
             """As sqlglot does, and that every argument has found a place."""
             if any(getattr(arg, "parent", expression) is None for arg in args or ()):
-                refuse_sql(
-                    "allow-list",
-                    f"{_node_name(expression)} with {len(args)} arguments is not in the language",
-                )
+                what = f"with {len(args)} arguments is not in the language"
+                if any(isinstance(arg, exp.Kwarg) for arg in args):
+                    what = f"takes no named argument: contribution_bounds_per_group is of {' and '.join(CLAMPED)}"
+                refuse_sql("allow-list", f"{_node_name(expression)} {what}")
             return super().validate_expression(expression, args)
 
     return Strict

@@ -31,6 +31,8 @@ _PRODUCTS = (
     ("multiple", "a, c, d", "", "a * c, a * d"),
     ("quotient", "a, b, c, d", "c > 0 OR d < 0", "a / c, a / d, b / c, b / d"),
     ("inverse", "a, c, d", "c > 0 OR d < 0", "a / c, a / d"),
+    # Of a literal, which is not negative.
+    ("reciprocal", "a, c, d", "c > 0 OR d < 0", ("a / d", "a / c")),
     ("share", "a, b, c", "c > 0 OR c < 0", "a / c, b / c"),
 )
 #: Interval arithmetic, in which an operand is written once however often it is used: the ends of products and
@@ -40,10 +42,11 @@ INTERVAL_MACROS = (
         (
             f"{name}_{end}",
             parameters,
-            f"CASE WHEN {test} THEN {choose}({ends}) END" if test else f"{choose}({ends})",
+            f"CASE WHEN {test} THEN {value} END" if test else value,
         )
-        for end, choose in (("low", "least"), ("high", "greatest"))
+        for n, (end, choose) in enumerate((("low", "least"), ("high", "greatest")))
         for name, parameters, test, ends in _PRODUCTS
+        for value in [f"{choose}({ends})" if isinstance(ends, str) else ends[n]]
     ),
     (
         "place_of_size",
