@@ -19,9 +19,9 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core.accounting.periods import name_period
+from dpflow.core.accounting.periods import name_period, select_current
 from dpflow.core.accounting.privacy_filters import CLOSED, Capacity, Cost
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt
 from dpflow.ledger.audit.history_index import HistoryIndex, Unsettled
 from dpflow.ledger.audit.shown_releases import RELEASES, ShownRelease, find_entries, show_releases
 from dpflow.ledger.audit.signed_notes import SignedNote, hold_notes, read_texts
@@ -29,9 +29,11 @@ from dpflow.ledger.audit.statement import PageStatement, Settled, read_newest
 from dpflow.ledger.books import charges, grants, witnesses
 from dpflow.ledger.books.records import (
     NEAR_END,
+    UNREADABLE_ROW,
     Entry,
     GrantProposal,
     Scope,
+    has_reached,
     make_slot,
     stored_json,
 )
@@ -76,75 +78,9 @@ _SETTLED = Prepared(
 _REACH = 20_000  # entries behind a charge in which the one that settled it is looked for
 
 
-def _select_used_share(greatest: Any, least: Any) -> Any:
-    """As `Scope.used_share`: of the path that has most left its fuller sum, as parts of what the
-    parameters are the inverses of.
-    """
-
-    def share(column: sa.Column[Any], inverse: str) -> Any:
-        return sa.cast(column, sa.Float) * sa.bindparam(inverse, type_=sa.Float)
-
-    def path(sums: Any, deltas: Any, closed: str) -> Any:
-        # A closed path counts as twice full: the other one has more left.
-        return greatest(sums, deltas) + sa.bindparam(closed, type_=sa.Float)
-
-    return least(
-        path(share(_A.epsilon, "epsilon"), share(_A.delta, "delta"), "no_epsilon"),
-        path(share(_A.renyi, "renyi"), share(_A.delta, "renyi_delta"), "no_renyi"),
-    )
-
-
 _OF_SCOPE = match_columns(_A.scope)
 
 
-#: Of a quota that refreshes: the accounts of one period, whose name theirs begin with.
-_OF_PERIOD = sa.func.substr(_A.block, 1, sa.bindparam("length", type_=sa.Integer)) == sa.bindparam(
-    "period", type_=sa.Text
-)
-
-
-def _count_near(*conditions: Any) -> Any:
-    """Blocks, and how many of them are near their end, as `Scope.has_used` says."""
-
-    def reaches(column: sa.Column[Any], name: str) -> Any:
-        return column >= sa.bindparam(f"near_{name}", type_=sa.BigInteger)
-
-    is_near = sa.and_(
-        sa.or_(reaches(_A.epsilon, "epsilon"), reaches(_A.delta, "delta")),
-        sa.or_(reaches(_A.renyi, "renyi"), reaches(_A.delta, "renyi_delta")),
-    )
-    # Not as parameters, which SQLAlchemy 2.0 sends without types: PostgreSQL takes them for texts.
-    near = sa.func.sum(sa.case((is_near, sa.literal_column("1")), else_=sa.literal_column("0")))
-    counts = sa.select(sa.func.count().label("blocks"), near.label("near"))
-    return counts.where(_OF_SCOPE, *conditions)
-
-
-def _select_fullest(used: Any, *conditions: Any) -> Any:
-    return (
-        sa.select(schema.account)
-        .where(_OF_SCOPE, *conditions)
-        .order_by(used.desc(), _A.block.desc())
-        .limit(sa.literal_column("1"))
-    )
-
-
-# What compares two values has a name of its own in each database.
-_BOTH = (
-    _select_used_share(sa.func.max, sa.func.min),
-    _select_used_share(sa.func.greatest, sa.func.least),
-)
-
-
-def _prepare_used(
-    make: Callable[..., sa.Select[Any]], *conditions: sa.ColumnElement[bool]
-) -> Prepared:
-    on_sqlite, on_postgresql = _BOTH
-    return Prepared(make(on_sqlite, *conditions), lambda: make(on_postgresql, *conditions))
-
-
-_COUNTS, _FULLEST = Prepared(_count_near()), _prepare_used(_select_fullest)
-_COUNTS_NOW = Prepared(_count_near(_OF_PERIOD))
-_FULLEST_NOW = _prepare_used(_select_fullest, _OF_PERIOD)
 _BLOCKS = sa.select(schema.account).where(_OF_SCOPE).order_by(_A.block.desc()).limit(_LIMIT)
 _LAST_BLOCKS = Prepared(_BLOCKS)
 _EARLIER_BLOCKS = Prepared(_BLOCKS.where(_A.block < sa.bindparam("before", type_=sa.Text)))
@@ -301,17 +237,18 @@ class BudgetView:
     def _summarise(
         self, transaction: Transaction, index: HistoryIndex, scope: Scope
     ) -> ScopeSummary:
-        limits: dict[str, Any] = _invert_limits(scope.capacity)
-        near = {f"near_{n}": least for n, least in vars(scope.sums_at(NEAR_END)).items()}
-        count, fullest, name, of_period = _COUNTS, _FULLEST, "", dict[str, Any]()
-        if scope.filter.period is not None:
-            name = name_period(scope.filter.period, charges.today())
-            count, fullest = _COUNTS_NOW, _FULLEST_NOW
-            of_period = {"period": name, "length": len(name)}
-        counts = transaction.first(count, scope=scope.scope, **near, **of_period)
-        row = transaction.first(fullest, scope=scope.scope, **limits, **of_period)
+        period, day = scope.filter.period, charges.today()
+        rows = transaction.rows(_BLOCKS_OF, scope=scope.scope)
+        current = [r for _, r in select_current(period, [(row.block, row) for row in rows], day)]
+        rank, least = _rank_accounts(scope.capacity), scope.sums_at(NEAR_END)
+        try:
+            row = max(current, key=lambda row: (rank(row), row.block), default=None)
+            near = sum(has_reached(least, row) for row in current)
+        except TypeError:  # edited by hand
+            raise LedgerCorrupt(UNREADABLE_ROW) from None
+        name = name_period(period, day) if period else ""
         budget = _make_budget(scope, name if row is None else row.block, row, index)
-        return ScopeSummary(budget, counts.blocks, counts.near or 0)
+        return ScopeSummary(budget, len(current), near)
 
     def budgets(self, name: str, before: str | None = None, limit: int = 50) -> list[BudgetState]:
         """The blocks of a scope that were charged, the last by name first. Raises `UnknownName`.
@@ -500,16 +437,19 @@ class BudgetView:
             yield transaction, self._index
 
 
-def _invert_limits(capacity: Capacity) -> dict[str, float]:
-    """The parameters of `_select_used_share`."""
+def _rank_accounts(capacity: Capacity) -> Callable[[Any], float]:
+    """Orders accounts as `Scope.used_share` does, by doubles."""
 
-    def invert(limit: int) -> float:
-        # Where nothing was granted of an amount, its first unit uses the path up.
-        return 1 / limit if limit > 0 else 1.0
+    def invert(limit: int, delta_limit: int) -> tuple[float, float, float]:
+        # Where nothing was granted of an amount, its first unit uses the path up. A closed path counts as twice full.
+        return 1 / max(limit, 1), 1 / max(delta_limit, 1), 2.0 * (limit == CLOSED)
 
-    names = ("epsilon", "delta", "renyi", "renyi_delta")
-    closed = {f"no_{n}": 2.0 * (getattr(capacity, n) == CLOSED) for n in ("epsilon", "renyi")}
-    return {n: invert(getattr(capacity, n)) for n in names} | closed
+    sums, delta, closed = invert(capacity.epsilon, capacity.delta)
+    renyi, renyi_delta, no_renyi = invert(capacity.renyi, capacity.renyi_delta)
+    return lambda row: min(
+        max(row.epsilon * sums, row.delta * delta) + closed,
+        max(row.renyi * renyi, row.delta * renyi_delta) + no_renyi,
+    )
 
 
 def _make_budget(

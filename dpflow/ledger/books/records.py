@@ -371,9 +371,7 @@ class Scope:
 
     def has_used(self, spent: Cost, share: Fraction = NEAR_END) -> bool:
         """Whether a share of a budget is gone, exactly: on each path one of its sums."""
-        least = self.sums_at(share)
-        on_sums = spent.epsilon >= least.epsilon or spent.delta >= least.delta
-        return on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta)
+        return has_reached(self.sums_at(share), spent)
 
     def used_share(self, spent: Cost) -> float:
         """From 0 to 1, for people: the fullest sum on the path that has most left, rounded down to four digits, so
@@ -391,6 +389,12 @@ class Scope:
             if limit > CLOSED
         ]
         return math.floor(min(shares, default=1) * 10**4) / 10**4
+
+
+def has_reached(least: Capacity, spent: Any) -> bool:
+    """Whether sums have reached those of `Scope.sums_at`: on each path one of them."""
+    on_sums = spent.epsilon >= least.epsilon or spent.delta >= least.delta
+    return on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta)
 
 
 @dataclass(frozen=True)
