@@ -32,7 +32,7 @@ PAGES = (
 )
 
 
-def edit(books: Books, table: str, column: str, text: str, where: str = "1") -> None:
+def edit(books: Books, table: str, column: str, text: object, where: str = "1") -> None:
     with closing(sqlite3.connect(books.place)) as connection:
         for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'trigger'"):
             connection.execute(f"DROP TRIGGER {name}")
@@ -75,6 +75,13 @@ def test_an_entry_with_anything_in_a_column(books: Books, visit: Any, column: st
     for text in TEXTS:
         edit(books, "dpflow_entry", column, text)
         look(books, visit, text[:40])
+
+
+@pytest.mark.parametrize("column", ["epsilon", "delta", "renyi", "block"])
+def test_an_account_with_anything_in_a_column(books: Books, visit: Any, column: str) -> None:
+    for value in ("x", b"x", 1.5, 2**62):
+        edit(books, "dpflow_account", column, value, "scope = 'visits'")
+        look(books, visit, repr(value))
 
 
 def test_an_entry_that_cannot_be_read_is_an_alarm(books: Books, visit: Any) -> None:

@@ -380,7 +380,7 @@ class BudgetView:
             grants = find_entries(transaction, [seq] if seq == cut else [])
             accounts = transaction.rows(_BLOCKS_OF, scope=name)
             states = {row.id: row.state for row in _find_releases(transaction, charged)}
-        sums = {row.block: Cost(row.epsilon, row.delta, row.renyi) for row in accounts}
+        sums = {row.block: _read_cost(row) for row in accounts}
         entries = map(Entry.read_row, [*grants, *charged[::-1]])
         return read_newest(scope, sums, entries, states, {*visible}, limit)
 
@@ -460,9 +460,17 @@ def _make_budget(
     reserved: dict[str, Cost] | None = None,
 ) -> BudgetState:
     charged = index.sum_reserved(scope.scope) if reserved is None else reserved
-    spent = Cost() if row is None else Cost(row.epsilon, row.delta, row.renyi)
+    spent = Cost() if row is None else _read_cost(row)
     daily = dict(index.daily_spend(scope.scope, block))
     return BudgetState(scope, block, spent, charged.get(block, Cost()), daily)
+
+
+def _read_cost(row: Any) -> Cost:
+    """What an account has spent. Raises `LedgerCorrupt` for a row that no ledger wrote."""
+    units = row.epsilon, row.delta, row.renyi
+    if {*map(type, units)} != {int}:
+        raise LedgerCorrupt(UNREADABLE_ROW)
+    return Cost(*units)
 
 
 def _find_releases(transaction: Transaction, entries: Sequence[Any]) -> list[Any]:
