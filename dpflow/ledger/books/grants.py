@@ -478,12 +478,9 @@ def list_proposals(state: LedgerState, anchor: Anchor | None = None) -> list[Gra
     """All grants that wait, the oldest first; one that was deleted by hand is not missed. Their reasons are proved
     with an anchor: raises `LedgerCorrupt`.
     """
-    return [_read_proposal(state, row, anchor) for row in _waiting_rows(state)]
-
-
-def _waiting_rows(state: LedgerState) -> list[Any]:
     rows = [state.take(schema.proposal, row) for row in state.transaction.rows(_PROPOSALS)]
-    return [row for row in rows if row.seq > _seq_of(state, row.scope)]
+    waiting = [row for row in rows if row.seq > _seq_of(state, row.scope)]
+    return [_read_proposal(state, row, anchor) for row in waiting]
 
 
 def approve_proposal(
