@@ -342,7 +342,10 @@ class LedgerState:
     def _name_item(self, form: RowIndex, key: tuple[Any, ...]) -> str:
         path = self._paths.get((form.table.name, key))
         if path is None:
-            path = self._paths[form.table.name, key] = form.name_item(key)
+            try:
+                path = self._paths[form.table.name, key] = form.name_item(key)
+            except TypeError:  # SQLite holds any type in any column
+                raise LedgerCorrupt(_explain_row(form.table.name)) from None
         return path
 
     def _send_changes(self) -> None:

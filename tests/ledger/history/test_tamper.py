@@ -65,6 +65,7 @@ def used(ledger, ask):
         ),
         ("UPDATE dpflow_release SET version = 0 WHERE state = 'open'", "the version of release"),
         ("DELETE FROM dpflow_account", "does not hold what its charges add up to"),
+        ("UPDATE dpflow_scope SET filter = '{}'", "is not what was granted"),
     ],
 )
 def test_every_table_is_checked_against_the_history(used, place, statement, finding):
