@@ -394,7 +394,7 @@ class Scope:
 def has_reached(least: Capacity, spent: Any) -> bool:
     """Whether sums have reached those of `Scope.sums_at`: on each path one of them."""
     on_sums = spent.epsilon >= least.epsilon or spent.delta >= least.delta
-    return on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta)
+    return bool(on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta))
 
 
 @dataclass(frozen=True)
