@@ -203,7 +203,7 @@ def places() -> Iterator[dict[str, tuple[str, Path]]]:
             server.cleanup()
 
 
-def main(processes: int = 64, rounds: int = 20, only: str = "") -> None:
+def main(processes: int = 64, rounds: int = 8, only: str = "") -> None:
     """A line for each database, or for the one that is named."""
     rows, dice = [], random.Random()  # noqa: S311  it chooses whom to kill
     with places() as found:

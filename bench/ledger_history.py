@@ -29,7 +29,7 @@ from dpflow.ledger.history.state import STORE_NODE, TABLES, build_root, list_ite
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
-FEW, MANY, TURNS = 10, 1_000_000, 400
+FEW, MANY, TURNS = 10, 200_000, 400
 
 
 def past(ledger: Ledger, scope: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -32,7 +32,7 @@ def main() -> None:
                 connection.execute("CREATE OR REPLACE TABLE copy AS FROM r0 LIMIT 0")
                 connection.execute("INSERT INTO copy FROM r0")
 
-        taken = wall_and_cpu({"publish": ours, "INSERT INTO ... FROM": by_duckdb}, repeats=3)
+        taken = wall_and_cpu({"publish": ours, "INSERT INTO ... FROM": by_duckdb}, repeats=2)
     ratio = taken["publish"][1] / taken["INSERT INTO ... FROM"][1]
     hold("publishing 10^6 rows, of INSERT's CPU", ratio, 10, noise=0.2)
     show(

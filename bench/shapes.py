@@ -140,7 +140,7 @@ def measure_partials() -> None:
             }
             table = PrivateTable(Table.model_validate(declared), seal=_seal)
             actions[partials] = partial(table.answer, request, days)
-        taken = wall_and_cpu(actions, repeats=7)
+        taken = wall_and_cpu(actions, repeats=5)
     hold(
         "a release over sealed blocks, of checked ones", taken["sealed"][0] / taken["checked"][0], 1
     )
