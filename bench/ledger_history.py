@@ -1,7 +1,7 @@
 """Does a charge slow down with the history? The same ledger with 10 and with 1,000,000 past
 charges, in turns.
 
-The million is written by bulk SQL: releases, slots and entries as real ones look, random keys and
+The many are written by bulk SQL: releases, slots and entries as real ones look, random keys and
 all. Their hashes are not a real
 chain, which no charge reads: it looks at the newest entry, which is real, and at the anchor's mark.
 """
