@@ -73,9 +73,9 @@ def test_limits_of_parts_hold_for_all_of_them() -> None:
         ]
         for size in range(1, 40):
             for groups, joint in cases:
-                above = int((groups > size).sum())
-                assert above <= joint.limit_above(size, 0.05)
-                tight += above == joint.limit_above(size, 0.05) > 0
+                above, limit = int((groups > size).sum()), joint.limit_above(size, 0.05)
+                assert above <= limit
+                tight += above == limit > 0
             without = JointHistogram((Marginal(count_sizes(second)),))
             wrong += int((function > size).sum()) > without.limit_above(size, 0.05)
     assert tight > 20 and wrong > 20
