@@ -63,7 +63,7 @@ from dpflow.testing.work import add_work, counts_work, spent
 Law = Mapping[Hashable, float]
 
 #: Work for all distributions of one example at one epsilon.
-WORK = 0.5
+WORK = 0.4
 #: With fewer pairs than these when work is over, other noise is tried, too.
 FEW_PAIRS = 5
 #: What truncated noise may add to a computed delta.

@@ -55,7 +55,7 @@ DRAWS = 2000
 #: Draws whose order is compared with the declared one.
 ORDERS = 12
 #: Work of drawing, for the audits of one example.
-WORK = 0.8
+WORK = 0.45
 
 #: Draws of either side that are timed, nanoseconds that a clock outside can notice, and pairs of an example.
 TIMED, NOTICEABLE, TIMED_PAIRS = 5, 2_000_000, 12

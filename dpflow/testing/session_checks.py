@@ -52,7 +52,7 @@ LONGEST = 30
 #: Sessions per side of an audit.
 DRAWS = 1200
 #: Work of the audits of one example.
-WORK = 1.5
+WORK = 0.8
 
 
 class MemorySession:
