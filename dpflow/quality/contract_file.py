@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import calendar
 import datetime as dt
+import hashlib
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -90,7 +91,8 @@ class Contract(Strict):
         rows: about how many rows a run reads, as far as the public knows, metered only. The cost is then
             split so that as many checks as possible can decide, and the plan says which.
         undecided: what a check does that the noise cannot decide: ``fail`` or ``pass``.
-        revision: a higher number makes the same run a new, paid one.
+        revision: a higher number makes the same run a new, paid one. Metered tasks of Airflow are known by their run
+            instead, and pay nothing for it.
         alarms: how many a session of a watch may raise before another one is paid.
         period: which blocks a watch's session names: those of the run, or of its day, ISO week,
             month or year; blocks are then dates.
@@ -190,9 +192,13 @@ def load_contract(path: Path | str) -> Contract:
 
 
 def join_name(parts: Sequence[str], blocks: Sequence[str]) -> str:
-    """The name of what a contract releases or asks, by its parts, none of which need be there."""
+    """The name of what a contract releases or asks, by its parts, none of which need be there. A long one is cut, and
+    a digest tells it from others that begin alike.
+    """
     name = " ".join(filter(None, parts))
-    return name if len(name) <= 200 else f"{name[:150]} and {len(blocks)} blocks"
+    if len(name) <= 200:
+        return name
+    return f"{name[:150]} and {len(blocks)} blocks, {hashlib.sha256(name.encode()).hexdigest()[:16]}"
 
 
 def list_period(block: str, period: str) -> list[str]:

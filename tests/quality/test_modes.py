@@ -40,7 +40,7 @@ from dpflow.quality.contract_run import plan_contract
 from dpflow.quality.released_expectations import describe_evidence
 from dpflow.quality.suggest import suggest_bounds
 from dpflow.quality.verdicts import _divide_excess, decide_excess, judge_checks
-from dpflow.quality.watch import compare_costs, plan_session
+from dpflow.quality.watch import compare_costs, plan_session, request_session
 from dpflow.registry import Registry
 from dpflow.tables.private import PrivateTable
 from dpflow.testing.harness import StreamSource
@@ -116,6 +116,18 @@ def test_a_retry_is_free_and_says_the_same(world: World, monkeypatch: pytest.Mon
     assert told[0] == told[1]
     world.run(revision=2)
     assert world.spent() == "60"
+
+
+def test_long_lists_of_blocks_that_begin_alike_are_two_runs(world: World) -> None:
+    """The name was cut behind twelve blocks: the second list was refused as a conflict with the first."""
+    days = [f"2020-01-{day:02}" for day in range(1, 22)]
+    for blocks in (days[:20], [*days[:19], days[20]]):
+        runs = [world.run(*blocks, epsilon="1") for _ in range(2)]
+        assert [run.receipts[0]["replayed"] for run in runs] == [False, True]
+    assert [world.spent(day) for day in (days[0], days[19], days[20])] == ["2", "1", "1"]
+    asked = world.contract(mode="watch", period="run")
+    names = {request_session(asked, blocks).name for blocks in (days[:20], [*days[:19], days[20]])}
+    assert len(names) == 2 and all(len(name) <= 200 for name in names)
 
 
 def test_all_is_charged_or_nothing(world: World) -> None:
