@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from math import ceil
+from math import ceil, floor
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
@@ -28,9 +28,10 @@ class Decidability:
 
     Attributes:
         check: its name.
-        min_rows: from how many rows on perfect rows are told kept; None where more rows do not help.
-        decides: whether the contract's ``rows`` are enough; None where it names none, or where units count. A bound
-            of 0 is never told kept: noise hides one row.
+        min_rows, max_rows: between how many rows perfect rows are judged, from the first and up to the second; None
+            where there is no such end.
+        decides: whether the contract's ``rows`` are enough; None where that depends on rows it does not name, or on
+            units. A bound of 0 is never told kept: noise hides one row.
         min_epsilon: about which epsilon of all checks together would be enough, at the same split.
     """
 
@@ -38,10 +39,13 @@ class Decidability:
     min_rows: int | None
     decides: bool | None
     min_epsilon: float | None
+    max_rows: int | None = None
 
     def describe(self) -> str:
         """For a person."""
         if self.decides is None:
+            if self.max_rows is not None:
+                return f"up to {self.max_rows} rows"
             return (
                 "depends on the units" if self.min_rows is None else f"from {self.min_rows} rows on"
             )
@@ -68,13 +72,21 @@ def _judge_noise(
     per_row, constant = slack
     if per_row == constant == 0:
         return Decidability(check.name, None, False, None)
-    min_rows = max(0, ceil((Fraction(needed) - constant) / per_row)) if per_row > 0 else None
-    if contract.rows is None:
-        return Decidability(check.name, min_rows, None, None)
+    min_rows = max_rows = None
+    if per_row < 0 < constant:
+        max_rows = floor((constant - Fraction(needed)) / -per_row)
+    elif per_row != 0:
+        # Where no rows keep the bound, they are told violated from so many on.
+        own = constant if per_row > 0 else -constant
+        min_rows = max(0, ceil((Fraction(needed) - own) / abs(per_row)))
+    if per_row != 0 and contract.rows is None:
+        # A bound that is narrower than the noise is told kept of no number of rows.
+        decides = False if max_rows is not None and max_rows < 0 else None
+        return Decidability(check.name, min_rows, decides, None, max_rows)
     # A bound on the wrong side of the number of rows is decided, too: as violated.
-    room = abs(per_row * contract.rows + constant)
+    room = abs(per_row * (contract.rows or 0) + constant)
     epsilon = float(contract.epsilon or 0) * needed / float(room) if room else None
-    return Decidability(check.name, min_rows, needed <= room, epsilon)
+    return Decidability(check.name, min_rows, needed <= room, epsilon, max_rows)
 
 
 def _half_width(contract: Contract, check: RowCheck, release: Release) -> float:

@@ -303,6 +303,38 @@ def test_the_plan_says_what_can_be_decided(table: Table, tmp_path: Path) -> None
     assert decide(rows=even["few"].min_rows * 2)["few"].decides
 
 
+def test_rows_alone_decide_whether_bounds_above_them_can_be_decided(
+    table: Table, tmp_path: Path
+) -> None:
+    """At most so many rows, or so large a sum, is told kept up to a number of rows: no units are in it."""
+    bounds = {
+        "few": ({"check": "rows", "at_most": 10000}, "up to "),
+        "narrow": ({"check": "rows", "at_most": 1}, "no"),
+        "total": ({"check": "sum", "column": "age", "at_most": 100000}, ""),
+        "never": ({"check": "mean", "column": "age", "at_most": -10}, "from "),
+        "units": ({"check": "units", "at_most": 9}, "depends on the units"),
+    }
+    fields = {
+        "table": "visits.yml", "mode": "metered", "scope": "s", "epsilon": "1",
+        "checks": [{"name": name} | bound for name, (bound, _) in bounds.items()],
+    }  # fmt: skip
+
+    def decide(**more: Any) -> dict[str, Any]:
+        contract = parse_contract(fields | more, tmp_path)
+        ((plan, _),) = plan_contract(contract, (), Registry.load())
+        return {one.check: one for one in list_decidability(contract, plan)}
+
+    found = decide()
+    for name, (_, words) in bounds.items():
+        assert found[name].describe().startswith(words), found[name]
+        assert ("units" in found[name].describe()) == (name == "units")
+    weights = {"checks": [one | {"weight": 2} for one in fields["checks"]]}
+    for name, end, step in [("few", "max_rows", 1), ("never", "min_rows", -1)]:
+        rows = getattr(found[name], end)
+        assert decide(rows=rows, **weights)[name].decides
+        assert not decide(rows=rows + step, **weights)[name].decides
+
+
 def test_columns_in_which_nan_is_something_else_are_named(tmp_path: Path) -> None:
     """To Great Expectations over DuckDB it is a value above all bounds; to checks it is missing."""
     with duckdb.connect(str(tmp_path / "t.duckdb")) as connection:
