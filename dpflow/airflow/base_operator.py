@@ -224,6 +224,16 @@ class PrivacyOperator(BaseOperator):
         )
         return False
 
+    def warn_of_revision(self, name: object, revision: object, remedy: str) -> None:
+        """One line of the log where a revision is named that pays nothing, since a task is known by its run."""
+        if revision not in (None, 1):
+            self.log.warning(
+                "revision %s of %s pays nothing in a task, which pays once a run; %s",
+                revision,
+                name,
+                remedy,
+            )
+
     def log_remaining(
         self, ledger: Ledger | RemoteClient, scope: str, blocks: Iterable[str] = ()
     ) -> None:

@@ -104,6 +104,10 @@ class DataContractOperator(RequestTask):
 
         blocks = self.list_blocks()
         contract = self.read_contract(context)
+        if contract.mode == "metered":
+            self.warn_of_revision(
+                contract.name, contract.revision, "a task of another name pays for another draw"
+            )
         project = None if self.project is None else dag_folder(context) / self.project
         if project is not None:
             require_lasting(project, "project of Great Expectations")

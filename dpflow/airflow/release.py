@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from dpflow.ledger import Ledger
 
 
+#: What pays where a revision does not.
+SECOND_DRAW = "ordinal=1 with spend_again=True on the operator pays for another draw"
 #: What the operator returns of each release.
 RECEIPT_FIELDS = (
     *("release_id", "name", "mechanism", "scope", "blocks", "epsilon", "delta", "protects"),
@@ -60,9 +62,10 @@ class ReleaseOperator(RequestTask):
     :param ledger_conn_id: connection of type ``dpflow_ledger``; see `open_ledger`.
     :param service_conn_id: connection of type ``dpflow``; see `JobTask`, which has ``deferrable``, too.
     :param ordinal: number among equal releases of one run, when the same one is requested twice.
-        Equal releases of a list are counted from it.
-    :param spend_again: pay for a new release although this task released something else for this interval
-        before.
+        Equal releases of a list are counted from it. An unused number with ``spend_again`` pays for another draw of
+        an interval that was paid; a request's ``revision`` does not.
+    :param spend_again: pay for a new release although this task released something else for this interval, or
+        the same with another ``ordinal``, before.
 
     Charges the release's scope when the task first runs; a retry, clear or backfill of the same
     interval costs nothing. A list is charged whole before any row is read: if one is refused, none
@@ -114,6 +117,7 @@ class ReleaseOperator(RequestTask):
             for release in list_releases(self.release)
         ]
         for request in requests:
+            self.warn_of_revision(request.name, request.revision, SECOND_DRAW)
             if request.publish is not None:
                 require_lasting(request.publish.database, "published file")
         ledger = open_ledger(self.ledger_conn_id, folder)
@@ -143,6 +147,8 @@ class ReleaseOperator(RequestTask):
             read_fields(release, self.requested_blocks(), folder)[0]
             for release in list_releases(self.release)
         ]
+        for fields in releases:
+            self.warn_of_revision(fields.get("name"), fields.get("revision"), SECOND_DRAW)
         return {
             "releases": [encode_fields(fields) for fields in releases],
             "ordinal": self.ordinal,

@@ -90,6 +90,7 @@ def pay(
     epsilon: str = "0.1",
     name: str = "visits",
     params: dict[str, Any] | None = None,
+    revision: int = 1,
     **options: Any,
 ) -> dict[str, Any]:
     """Execute a release operator in that context."""
@@ -97,7 +98,7 @@ def pay(
 
     release = {
         "name": name, "mechanism": "count", "table": "visits.yml", "scope": "visits", "blocks": ["2020-01-01"],
-        "params": params or {"epsilon": epsilon},
+        "params": params or {"epsilon": epsilon}, "revision": revision,
     }  # fmt: skip
     return ReleaseOperator(task_id="t", release=release, **options).execute(context)
 
@@ -222,6 +223,25 @@ def test_changed_params_are_refused(tiny: Tiny) -> None:
     assert spent(tiny) == "0.1"
     assert not pay(context(tiny, try_number=3), "0.2", spend_again=True)["replayed"]
     assert pay(context(tiny, try_number=4), "0.2")["replayed"] and spent(tiny) == "0.3"
+
+
+def test_a_second_draw_is_another_ordinal(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
+    """A revision pays nothing in a run, and the log says so; an ordinal replayed the same draw, too."""
+    from airflow_names import AirflowFailException
+
+    first = pay(context(tiny))
+    assert "pays nothing" not in capsys.readouterr().out
+    assert pay(context(tiny, try_number=2), revision=2)["replayed"]
+    assert "revision 2 of visits pays nothing in a task" in capsys.readouterr().out
+    with pytest.raises(AirflowFailException, match=r"changed: ordinal\).*spend_again"):
+        pay(context(tiny, try_number=3), ordinal=1)
+    assert spent(tiny) == "0.1"
+    second = pay(context(tiny, try_number=4), ordinal=1, spend_again=True)
+    assert not second["replayed"] and second["release_id"] != first["release_id"]
+    for retry in ({}, {"spend_again": True}):
+        again = pay(context(tiny, try_number=5), ordinal=1, **retry)
+        assert again["replayed"] and again["release_id"] == second["release_id"]
+    assert spent(tiny) == "0.2"
 
 
 def test_two_runs_of_one_interval(tiny: Tiny) -> None:

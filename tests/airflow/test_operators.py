@@ -123,7 +123,9 @@ def test_a_violated_contract_stops_the_run_and_is_recorded(tiny: Tiny) -> None:
     assert [note["passed"] for note in notes] == [True, False]
 
 
-def test_a_paid_contract_is_charged_once_and_counted_before(tiny: Tiny) -> None:
+def test_a_paid_contract_is_charged_once_and_counted_before(
+    tiny: Tiny, capsys: pytest.CaptureFixture[str]
+) -> None:
     """A retry of the interval replays and finds the same; the budget check knows what it will cost;
     a failed contract returns its outcome, too.
     """
@@ -149,6 +151,13 @@ def test_a_paid_contract_is_charged_once_and_counted_before(tiny: Tiny) -> None:
     assert first["passed"] and first["validation"]["success"]
     assert [one["receipts"][0]["replayed"] for one in (first, again)] == [False, True]
     assert again["checks"] == first["checks"]
+    assert "revision" not in capsys.readouterr().out
+    with DAG("d", schedule=None):
+        revised = DataContractOperator(
+            task_id="t", contract=contract | {"revision": 2}, blocks="2020-01-01"
+        )
+    assert revised.execute(context(tiny, try_number=3))["receipts"][0]["replayed"]
+    assert "revision 2 of contract pays nothing in a task" in capsys.readouterr().out
     assert Ledger(tiny.ledger).remaining("visits").rows()[0]["epsilon_spent"] == "0.75"
     told: list[dict[str, Any]] = []
     with DAG("e", schedule=None):

@@ -82,7 +82,8 @@ class ReleaseRequest(Strict):
             declaration: ``{groups: 12, rows_per_group: 3}``.
         bounds: names of settled releases of the mechanism `bounds`, whose bounds the columns take
             (`dpflow.engine.releases.released_bounds`).
-        revision: a higher number makes the same request a new, paid release.
+        revision: a higher number makes the same request a new, paid release. A task of Airflow is known by its run
+            instead, and pays nothing for it.
         publish: where the result is copied to; the output of ``dpflow.yml`` if left out.
     """
 

@@ -165,11 +165,13 @@ def choose_release(state: LedgerState, ask: ReleaseCharge) -> Any:
     before = [get_row(state, slot.release_id) for slot in slots]
     before.sort(key=lambda row: row.seq)
     event = ask.public["event"]
-    # Only the mechanism's version differs: event and privacy cost are those already charged.
+    # Only the mechanism's version differs: event and privacy cost are those already charged. Another ordinal is a
+    # second draw.
     same = [
         other
         for other in before
-        if (other.family, other.scope, other.event) == (ask.family, ask.key.scope, event)
+        if (other.family, other.scope, other.event, other.ordinal)
+        == (ask.family, ask.key.scope, event, ask.key.ordinal)
     ]
     if same:
         return same[0]
