@@ -28,8 +28,8 @@ Points = Sequence[Sequence[Any]] | NDArray[Any] | Mapping[str, Any]
 
 
 class EncodedPoints(NamedTuple):
-    """Points as integers, shape (points, features), and which of them have a value that the
-    declared range does not hold: its end stands for it.
+    """Points as integers, shape (points, features), and which of them have a value beyond the declared bounds, as the
+    caller wrote it: an end of the grid stands for it.
     """
 
     codes: Codes
@@ -135,6 +135,8 @@ def _encode_numbers(name: str, column: Column, values: Any) -> EncodedPoints:
         numbers = np.where(hidden, np.nan, numbers)
     if not np.isfinite(numbers).all():
         numbers = _fill_missing(name, column, numbers)
+    lower, upper = _float_bounds(column)
+    beyond = (numbers < lower) | (numbers > upper)
     with np.errstate(over="ignore"):  # what is too large for a double is clamped below
         steps = numbers / float(column.step)
     # Half away from zero, as the database rounds rows.
@@ -142,7 +144,13 @@ def _encode_numbers(name: str, column: Column, values: Any) -> EncodedPoints:
     clamped = np.clip(rounded, float(low), float(high))
     # Twice, because a bound may not be a double: the second clamp is exact.
     codes: Codes = np.clip(clamped.astype(np.int64), low, high)
-    return EncodedPoints(codes, rounded != clamped)
+    return EncodedPoints(codes, beyond)
+
+
+def _float_bounds(column: Column) -> tuple[float, float]:
+    """Bounds as the doubles that are nearest to them, which a caller writes for them, too."""
+    assert column.lower is not None and column.upper is not None
+    return float(column.lower), float(column.upper)
 
 
 def _encode_exactly(
@@ -150,8 +158,11 @@ def _encode_exactly(
 ) -> EncodedPoints:
     """The same one by one, for grids of more steps than a double holds."""
     low, high = column.grid_bounds()
+    lower: Fraction | None
+    upper: Fraction | None
     codes, beyond = np.empty(len(values), np.int64), np.zeros(len(values), np.bool_)
     for index, value in enumerate(values):
+        lower, upper = column.lower, column.upper
         if isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
             finite = not isinstance(value, Decimal) or value.is_finite()
             number = (
@@ -166,10 +177,11 @@ def _encode_exactly(
                 else _parse_number(name, index, value)
             )
             number = Fraction(float(_fill_missing(name, column, np.array([given]), index)[0]))
+            lower, upper = map(Fraction, _float_bounds(column))
         # Half away from zero, as the database rounds rows.
         steps = int((2 * abs(number) / column.step + 1) // 2) * (-1 if number < 0 else 1)
         codes[index] = min(max(steps, low), high)
-        beyond[index] = codes[index] != steps
+        beyond[index] = not lower <= number <= upper
     return EncodedPoints(codes, beyond)
 
 

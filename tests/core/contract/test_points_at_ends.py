@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
@@ -37,3 +38,23 @@ def test_floats_are_clamped_exactly(bounds: tuple[int, int], form: str) -> None:
     for value, code in zip(VALUES, encoded.codes[:, 0].tolist(), strict=True):
         steps = int((2 * abs(Fraction(value)) + 1) // 2) * (-1 if value < 0 else 1)
         assert code == min(max(steps, bounds[0]), bounds[1]), (value, bounds)
+
+
+@pytest.mark.parametrize(
+    ("upper", "step"), [("10", "1"), ("0.3", "0.1"), ("9007199254740994.3", "0.1")]
+)
+def test_beyond_the_bounds_is_what_was_written(upper: str, step: str) -> None:
+    """Half a step beyond an end was taken for the end, and refused nowhere; the end itself is within."""
+    table = Table.model_validate(
+        {
+            "name": "t",
+            "database": "t.duckdb",
+            "privacy_unit": {"column": "u"},
+            "contribution_bounds": {"rows": 1},
+            "columns": {"u": {}, "x": {"lower": 0, "upper": upper, "step": step}},
+        }
+    )
+    end, beyond = Decimal(upper), Decimal(upper) + Decimal(step) * Decimal("0.4")
+    values = [end, float(upper), beyond, Decimal(0), Decimal(step) * Decimal("-0.4")]
+    encoded = encode_points(table, ["x"], [[value] for value in values])
+    assert encoded.clamped.tolist() == [False, False, True, False, True]
