@@ -198,7 +198,9 @@ def join_name(parts: Sequence[str], blocks: Sequence[str]) -> str:
     name = " ".join(filter(None, parts))
     if len(name) <= 200:
         return name
-    return f"{name[:150]} and {len(blocks)} blocks, {hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return (
+        f"{name[:150]} and {len(blocks)} blocks, {hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    )
 
 
 def list_period(block: str, period: str) -> list[str]:
