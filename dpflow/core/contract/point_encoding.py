@@ -158,11 +158,11 @@ def _encode_exactly(
 ) -> EncodedPoints:
     """The same one by one, for grids of more steps than a double holds."""
     low, high = column.grid_bounds()
-    lower: Fraction | None
-    upper: Fraction | None
+    assert column.lower is not None and column.upper is not None
+    bounds = column.lower, column.upper
     codes, beyond = np.empty(len(values), np.int64), np.zeros(len(values), np.bool_)
     for index, value in enumerate(values):
-        lower, upper = column.lower, column.upper
+        lower, upper = bounds
         if isinstance(value, int | np.integer | Decimal) and not isinstance(value, bool):
             finite = not isinstance(value, Decimal) or value.is_finite()
             number = (
@@ -177,7 +177,8 @@ def _encode_exactly(
                 else _parse_number(name, index, value)
             )
             number = Fraction(float(_fill_missing(name, column, np.array([given]), index)[0]))
-            lower, upper = map(Fraction, _float_bounds(column))
+            first, last = _float_bounds(column)
+            lower, upper = Fraction(first), Fraction(last)
         # Half away from zero, as the database rounds rows.
         steps = int((2 * abs(number) / column.step + 1) // 2) * (-1 if number < 0 else 1)
         codes[index] = min(max(steps, low), high)
