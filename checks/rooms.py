@@ -132,7 +132,7 @@ READER_MODULES = tuple(
         "backends",
         "access.contract_rows",
         "access.file_list.open_",
-        "access.sandbox",
+        "access.isolated_database",
     )
 )
 #: The same under the names by which other modules may have imported them.
@@ -347,7 +347,7 @@ RULES = (
             "dpflow/tables/access/arithmetic.py": "knows the range of what it writes",
             "dpflow/tables/backends/spark_backend/canaries.py": "constants that show what a server does",
             "dpflow/tables/public": "published numbers and public points, which are read for no release",
-            "dpflow/tables/access/row_wise_expressions.py:_write_node": "comparisons of a table in the module",
+            "dpflow/tables/access/view_expressions.py:_write_node": "comparisons of a table in the module",
             "dpflow/tables/language/nodes.py:_canonical_text": "a condition as people read it, which no engine runs",
             "dpflow/tables/access/object_stores.py:require_plain_objects": "a slash of a path",
             "dpflow/tables/backends/spark_backend/spark_sources.py:open_folder": "a slash of a path",

@@ -233,7 +233,7 @@ def sql(
         NotPublished: somebody holds the published file; the releases are settled and paid.
     """
     # It brings a parser, which nobody else needs to wait for.
-    from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
+    from dpflow.analyst_sql.answer.answer_cache import KeptAnswer
     from dpflow.analyst_sql.answer.publish_answer import check_name, publish_answer
     from dpflow.analyst_sql.answer.query_plan import answer_sql
     from dpflow.tables.access.kept_sources import keep_sources_open

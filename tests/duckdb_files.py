@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from dpflow.tables.access import file_list, kept_sources, sandbox
+from dpflow.tables.access import file_list, isolated_database, kept_sources
 
 NUMBERS = itertools.count()
 
@@ -69,7 +69,10 @@ class SharedSessions:
     """
 
     def __init__(self) -> None:
-        self._start_own, self._lock_own = sandbox.start_session, sandbox.lock_session
+        self._start_own, self._lock_own = (
+            isolated_database.start_session,
+            isolated_database.lock_session,
+        )
         self._folder = Path(tempfile.gettempdir())
         self._free: dict[str, list[duckdb.DuckDBPyConnection]] = {}
         self._used: list[duckdb.DuckDBPyConnection] = []
@@ -78,12 +81,12 @@ class SharedSessions:
     def start_session(
         self, beside: Path | None, what: str, **more: int
     ) -> Iterator[duckdb.DuckDBPyConnection]:
-        """As `sandbox.start_session`."""
+        """As `isolated_database.start_session`."""
         if beside is not None and not beside.resolve().is_relative_to(self._folder):
             with self._start_own(beside, what, **more) as raw:
                 yield raw
             return
-        settings = sandbox.session_settings(self._folder) | more
+        settings = isolated_database.session_settings(self._folder) | more
         free = self._free.setdefault(f"{os.getpid()} {settings}", [])
         instance = free.pop() if free else self._start(settings)
         cursor, name = instance.cursor(), f"memory{next(NUMBERS)}"
@@ -96,13 +99,15 @@ class SharedSessions:
             cursor.close()
             # An error that DuckDB calls fatal ends its instance.
             with suppress(duckdb.FatalException):
-                instance.execute(f"DETACH {name}; DETACH DATABASE IF EXISTS {sandbox.PRIVATE}")
+                instance.execute(
+                    f"DETACH {name}; DETACH DATABASE IF EXISTS {isolated_database.PRIVATE}"
+                )
                 free.append(instance)
 
     def lock_session(
         self, raw: duckdb.DuckDBPyConnection, what: str, paths: Sequence[str] = ()
     ) -> None:
-        """As `sandbox.lock_session`."""
+        """As `isolated_database.lock_session`."""
         if not any(raw is used for used in self._used):
             self._lock_own(raw, what, paths)
 
@@ -123,10 +128,10 @@ SHARED = SharedSessions()
 def shared_sessions(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Private sessions do not start DuckDB, but in a test of what a session is (``own_session``)."""
     if request.node.get_closest_marker("own_session") is None:
-        monkeypatch.setattr(sandbox, "start_session", SHARED.start_session)
-        monkeypatch.setattr(sandbox, "lock_session", SHARED.lock_session)
+        monkeypatch.setattr(isolated_database, "start_session", SHARED.start_session)
+        monkeypatch.setattr(isolated_database, "lock_session", SHARED.lock_session)
         monkeypatch.setattr(
-            kept_sources, "open_file_again", lambda *named: sandbox.open_file(*named)
+            kept_sources, "open_file_again", lambda *named: isolated_database.open_file(*named)
         )
 
 

@@ -38,7 +38,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.core.contract.squares import Square
 from dpflow.errors import DpflowError
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import PackedRows
 from dpflow.tables.language.expressions import parse_expression
 from dpflow.tables.private import PrivateTable
@@ -261,7 +261,7 @@ class World:
     kind: RawType
     folder: Path
     _closing: ExitStack = field(default_factory=ExitStack)
-    _session: sandbox.Connection | None = None
+    _session: isolated_database.Connection | None = None
     singly: bool = False
     through_parquet: bool = False
 
@@ -498,7 +498,7 @@ class World:
         except (AssertionError, DpflowError):
             self._closing.close()
             self._session = self._closing.enter_context(
-                sandbox.open_file(self.database, "table 'raw'")
+                isolated_database.open_file(self.database, "table 'raw'")
             )
         private._backend._held = self._session
 

@@ -257,7 +257,7 @@ def _open_book(target: str | None, *, create: bool = False) -> Any:
 
 def _count_releases(rule: Filter) -> dict[str, int]:
     # It brings the engine, which who reads budgets at a service need not have.
-    from dpflow.engine.planning.solve import count_typical_releases
+    from dpflow.engine.planning.fit_schedule import count_typical_releases
 
     return count_typical_releases(rule)
 

@@ -23,6 +23,7 @@ from dpflow.core.accounting.privacy_filters import (
 from dpflow.core.contract.printed_numbers import print_width
 from dpflow.counted import counted
 from dpflow.engine.planning import report
+from dpflow.engine.planning.fit_schedule import SolvedLine, solve_epsilons
 from dpflow.engine.planning.simulate import (
     Forecast,
     Job,
@@ -30,7 +31,6 @@ from dpflow.engine.planning.simulate import (
     forecast_schedule,
     release_files,
 )
-from dpflow.engine.planning.solve import SolvedLine, solve_epsilons
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra

@@ -21,7 +21,7 @@ from dpflow.server.bodies import Gate
 from dpflow.server.budget_page import PLACE, make_budget_page
 from dpflow.server.data_service import Charged, DataService
 from dpflow.server.decisions import Decisions
-from dpflow.server.jobs import Jobs
+from dpflow.server.job_queue import Jobs
 from dpflow.server.metrics import CONTENT_TYPE, Metrics
 from dpflow.server.predictions import Opening, is_ready, open_now
 from dpflow.server.principals import Principals

@@ -13,7 +13,7 @@ from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, load_contract
 from dpflow.quality.contract_run import plan_contract, run_contract
 from dpflow.registry import Registry
-from dpflow.server.jobs import Planned, Reply
+from dpflow.server.job_queue import Planned, Reply
 from dpflow.server.principals import Caller
 from dpflow.server.service import Service
 

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dpflow.analyst_sql.answer.kept_answers import KeptAnswer
+from dpflow.analyst_sql.answer.answer_cache import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import read_source
@@ -65,7 +65,7 @@ from dpflow.server.contracts import (
     plan_checks,
 )
 from dpflow.server.gates import load_gates
-from dpflow.server.jobs import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
+from dpflow.server.job_queue import Job, Jobs, Planned, Query, Reply, refuse_unknown_job
 from dpflow.server.loads import plan_load
 from dpflow.server.principals import Caller
 from dpflow.server.public_facts import PublicFacts

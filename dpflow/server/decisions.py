@@ -22,7 +22,7 @@ from dpflow.errors import InvalidInput, LedgerCorrupt, UnknownName
 from dpflow.ledger import GrantProposal, Ledger
 from dpflow.ledger.history.checkpoint import SentSignature, parse_public_key
 from dpflow.server.bodies import DistinctKeysRoute
-from dpflow.server.jobs import Reply
+from dpflow.server.job_queue import Reply
 from dpflow.server.principals import Caller, Who
 from dpflow.server.refusals import Refused, describe_errors
 

@@ -39,7 +39,7 @@ from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.private_files import make_private_folder, sweep_left
 from dpflow.registry import Registry
-from dpflow.server.jobs import Query, Reply
+from dpflow.server.job_queue import Query, Reply
 from dpflow.server.principals import Caller
 from dpflow.server.service import ServedGate, Service
 from dpflow.tables import write_predictions

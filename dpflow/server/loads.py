@@ -13,7 +13,7 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, InvalidInput, TableUnreadable, UnknownName
-from dpflow.server.jobs import Query, Reply
+from dpflow.server.job_queue import Query, Reply
 from dpflow.server.principals import Caller
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import BLOCK, Load, Service

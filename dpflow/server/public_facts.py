@@ -12,7 +12,7 @@ from dpflow.engine.releases.execute import SEALED_REQUEST
 from dpflow.errors import InvalidInput, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of, read_point
-from dpflow.server.jobs import Reply
+from dpflow.server.job_queue import Reply
 from dpflow.server.principals import Caller
 from dpflow.tables import describe_typed_columns
 

@@ -19,7 +19,7 @@ from dpflow.engine.releases.copies import copy_settled, encode_results, find_lat
 from dpflow.engine.releases.republish import read_settled
 from dpflow.errors import DpflowError, UnknownName
 from dpflow.ledger import Ledger, ReleaseRecord
-from dpflow.server.jobs import Reply
+from dpflow.server.job_queue import Reply
 from dpflow.server.principals import Caller
 from dpflow.server.request_limits import cut_releases
 from dpflow.server.service import Publication

@@ -21,7 +21,7 @@ from dpflow.core.contract.results import finite_json
 from dpflow.engine.releases.receipt import ROWS_LEFT_OUT
 from dpflow.server.bodies import DistinctKeysRoute
 from dpflow.server.data_service import DataService
-from dpflow.server.jobs import Job, Reply
+from dpflow.server.job_queue import Job, Reply
 from dpflow.server.principals import Who
 from dpflow.server.public_facts import MAX_ENTRIES
 from dpflow.server.publications import MEDIA_TYPES, FileKind

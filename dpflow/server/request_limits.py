@@ -14,7 +14,7 @@ from dpflow.core.accounting.events import Unprotected
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.counted import counted
 from dpflow.engine.releases.plan import Plan
-from dpflow.server.jobs import Reply
+from dpflow.server.job_queue import Reply
 from dpflow.server.service import Principal
 
 

@@ -22,7 +22,7 @@ from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.server.jobs import Planned, Query, Reply
+from dpflow.server.job_queue import Planned, Query, Reply
 
 
 def plan_questions(

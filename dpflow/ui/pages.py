@@ -22,7 +22,7 @@ from dpflow.ledger.audit.entry_text import explain_entry
 from dpflow.ledger.books.records import units_text
 from dpflow.ui import markup
 from dpflow.ui.account_pages import show_reconciliation, show_statement
-from dpflow.ui.amounts import burn_down, describe_event, make_figures
+from dpflow.ui.burn_down import burn_down, describe_event, make_figures
 from dpflow.ui.markup import Markup, element, join, link, table
 from dpflow.ui.visit import Missing, Page, Visit
 

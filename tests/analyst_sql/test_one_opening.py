@@ -13,7 +13,7 @@ from sql_world import EXACT, World
 
 from dpflow.analyst_sql.answer import query_plan
 from dpflow.registry import Registry
-from dpflow.tables.access import local_files, sandbox
+from dpflow.tables.access import isolated_database, local_files
 from dpflow.tables.access.kept_sources import keep_sources_open, open_source
 
 OPTIONS = {"epsilon": EXACT, "delta": "1e-6", "scope": "visits"}
@@ -21,13 +21,13 @@ OPTIONS = {"epsilon": EXACT, "delta": "1e-6", "scope": "visits"}
 
 def test_a_question_opens_its_file_once(fresh: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """For the types of its keys, for the check of its plan, and for all of its releases; a stored answer never."""
-    opened, open_file = [], sandbox.open_file
+    opened, open_file = [], isolated_database.open_file
 
     def count(database: Path, what: str) -> Any:
         opened.append(database)
         return open_file(database, what)
 
-    monkeypatch.setattr(sandbox, "open_file", count)
+    monkeypatch.setattr(isolated_database, "open_file", count)
     text = (
         "SELECT city, COUNT(*), MEDIAN(age), VAR_POP(cost) FROM visits WHERE age > 1 GROUP BY city"
     )

@@ -9,7 +9,7 @@ import pytest
 from sql_world import EXACT, World
 
 from dpflow.errors import TableBusy
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 
 COLUMNS = {
     "code": ("VARCHAR", ["10", "9", "100"]),
@@ -122,7 +122,7 @@ def test_a_stored_answer_is_there_while_another_process_holds_the_file(
     fresh: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It needs no private row. What is new is refused, and costs nothing."""
-    monkeypatch.setattr(sandbox, "MAX_WAIT", 0.1)
+    monkeypatch.setattr(isolated_database, "MAX_WAIT", 0.1)
     text = "SELECT day, MEDIAN(day) AS m, COUNT(*) AS n FROM visits WHERE age > 5 GROUP BY day"
     days = {
         "public_keys": ["2020-01-01", "2020-01-02"],

@@ -75,7 +75,7 @@ BREACHES = {
             "from dpflow.engine.releases.execute import PrivateTable",
             "from dpflow.engine.releases import execute\nx = execute.PrivateTable(t)",
             "from dpflow.tables.backends import find_backend",
-            "from dpflow.tables.access.sandbox import open_file",
+            "from dpflow.tables.access.isolated_database import open_file",
             "from dpflow.tables.access.file_list import open_source",
             "from dpflow.tables.access import file_list\nx = file_list.open_source(f, 'f')",
             "from dpflow.tables.access import contract_rows",

@@ -21,7 +21,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.strict_models import leave_out_empty, require_values
 from dpflow.engine import RunIdentity, load_request, make_plan
 from dpflow.registry import Registry
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.testing.examples import examples_for, read_examples
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def test_a_file_another_process_writes_is_worth_a_retry(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 75, and after the writer has finished the same command works."""
-    monkeypatch.setattr(sandbox, "MAX_WAIT", 1.0)
+    monkeypatch.setattr(isolated_database, "MAX_WAIT", 1.0)
     hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(3600)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE

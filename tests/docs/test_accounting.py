@@ -14,7 +14,7 @@ from continuous_laplace import laplace_divergence
 from dpflow.core.accounting import composition, pld, renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
 from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, FilterName, make_filter
-from dpflow.engine.planning.solve import count_rounds
+from dpflow.engine.planning.fit_schedule import count_rounds
 from dpflow.errors import PlanRefused
 
 ROOT = Path(__file__).parents[2]

@@ -70,7 +70,7 @@ def test_busy_in_another_process(make: Maker) -> None:
             pytest.MonkeyPatch.context() as patch,
             pytest.raises(TableBusy, match="is being written by another process") as caught,
         ):
-            patch.setattr("dpflow.tables.access.sandbox.MAX_WAIT", 0.2)
+            patch.setattr("dpflow.tables.access.isolated_database.MAX_WAIT", 0.2)
             check(table)
         assert caught.value.retryable and "PID" not in "".join(
             traceback.format_exception(caught.value)

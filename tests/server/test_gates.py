@@ -31,7 +31,7 @@ from typer.testing import CliRunner
 from dpflow.cli import app
 from dpflow.engine.sessions import candidate as candidates
 from dpflow.engine.sessions.model_process import FIRST, ModelProcess
-from dpflow.engine.sessions.process_lock import lock_process
+from dpflow.engine.sessions.model_sandbox import lock_process
 from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.server.gates import load_gates

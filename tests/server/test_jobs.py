@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from dpflow.errors import LedgerUnavailable, QueryStopped, TableUnreadable
-from dpflow.server.jobs import MAX_ENDED, Job, Jobs
+from dpflow.server.job_queue import MAX_ENDED, Job, Jobs
 from dpflow.server.refusals import Refused, make_refusal
 
 

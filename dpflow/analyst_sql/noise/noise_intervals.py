@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import EXACT, Known, Source
+from dpflow.analyst_sql.noise.expression_intervals import EXACT, Known, Source
 from dpflow.analyst_sql.noise.noise_relations import (
     COUNT,
     HIGH,

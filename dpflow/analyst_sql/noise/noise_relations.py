@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import (
+from dpflow.analyst_sql.noise.expression_intervals import (
     EXACT,
     Find,
     Known,

@@ -13,7 +13,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.noise.noise_expressions import brackets, call, call_macro
+from dpflow.analyst_sql.noise.expression_intervals import brackets, call, call_macro
 from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ROW, ReleasedColumns
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,

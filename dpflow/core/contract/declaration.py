@@ -156,7 +156,7 @@ class Table(Strict):
         require_certified: mechanisms that no certificate of these keys covers are refused.
         trusted_sql: private relations whose own SQL (a view's, or that of computed columns) runs as
             it is. The owner answers for it: it takes each row by itself, and fails on none. What is
-            not named here is rewritten or refused (`dpflow.tables.access.row_wise_views`).
+            not named here is rewritten or refused (`dpflow.tables.access.owner_views`).
     """
 
     name: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$")]

@@ -12,8 +12,8 @@ from dpflow.core.accounting import pld
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost
+from dpflow.engine.planning.fit_schedule import compare_filters, count_rounds, total_cost
 from dpflow.engine.planning.simulate import Forecast, Outlook
-from dpflow.engine.planning.solve import compare_filters, count_rounds, total_cost
 from dpflow.errors import InvalidAmount
 
 

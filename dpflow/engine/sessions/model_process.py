@@ -23,8 +23,8 @@ from typing import IO, Any
 
 from dpflow.engine.sessions import model_worker
 from dpflow.engine.sessions.candidate import CandidateStopped, LoadedModel
+from dpflow.engine.sessions.model_sandbox import is_lockable
 from dpflow.engine.sessions.model_worker import read_array, write_array
-from dpflow.engine.sessions.process_lock import is_lockable
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.public.query_worker import read_message, write_message
 

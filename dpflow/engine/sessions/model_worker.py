@@ -1,7 +1,7 @@
 """The program of the processes that compute candidates' predictions: `dpflow.engine.sessions.model_process` starts it.
 
 A first process imports what models need and sees no model. For each candidate it makes a copy of itself, which locks
-itself (`dpflow.engine.sessions.process_lock`), and only then gets a file. No answer holds a text that was made after rows
+itself (`dpflow.engine.sessions.model_sandbox`), and only then gets a file. No answer holds a text that was made after rows
 came.
 """
 
@@ -21,7 +21,7 @@ from typing import IO, Any
 import numpy as np
 
 from dpflow.engine.sessions.candidate import FIXED, LoadedModel, load_bytes
-from dpflow.engine.sessions.process_lock import lock_process
+from dpflow.engine.sessions.model_sandbox import lock_process
 from dpflow.errors import InvalidInput
 from dpflow.tables.public.query_worker import read_message, write_message
 

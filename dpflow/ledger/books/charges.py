@@ -7,26 +7,22 @@ import functools
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Any
 
 import sqlalchemy as sa
 
-from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.core.accounting.events import Event, Unprotected, check_supported
 from dpflow.core.accounting.periods import name_account, strip_period
-from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter
+from dpflow.core.accounting.privacy_filters import Cost, Filter
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused, UnknownName
-from dpflow.ledger.books.records import Remaining, Scope, checked_name, path_of, stored_json
+from dpflow.ledger.books.budget_refusal import explain_refusal
+from dpflow.ledger.books.records import Scope, checked_name, path_of, stored_json
 from dpflow.ledger.history.state import LedgerState
 from dpflow.ledger.storage import schema
 from dpflow.ledger.storage.statements import Prepared
 
 _SCOPES = Prepared(sa.select(schema.scope).order_by(schema.scope.c.name))
-
-#: A budget above these promises hardly anything, so nobody gives one by a slip of the hand.
-MAX_USUAL_EPSILON, MAX_USUAL_DELTA = Fraction(20), Fraction(1, 1000)
 
 
 @dataclass(frozen=True)
@@ -225,7 +221,9 @@ class OpenAccounts:
             # Both sides are whole units: no rounding can admit a charge too many.
             if not Filter.admits(charge.scope.capacity, after):
                 raise BudgetExceeded(
-                    _explain_refusal(charge, used), scope=account[0], block=charge.block or None
+                    explain_refusal(charge.scope, charge.block, charge.cost, used),
+                    scope=account[0],
+                    block=charge.block or None,
                 )
             self._sums[account] = after
 
@@ -234,52 +232,3 @@ class OpenAccounts:
         for account, cost in self._sums.items():
             identity = {"scope": account[0], "block": account[1]}
             self._state.put(schema.account, identity, **vars(cost))
-
-
-def _explain_refusal(charge: Charge, used: Cost) -> str:
-    # People compare what they ask for with what is left, so both are told in the same amounts.
-    row = Remaining(charge.scope, ((charge.block, used),)).rows()[0]
-    request = Remaining(charge.scope, ((charge.block, charge.cost),)).rows()[0]
-    what = "block" if charge.scope.filter.period is None else "period"
-    account = f"scope {charge.scope.scope!r}" + (
-        f", {what} {charge.block!r}" if charge.block else ""
-    )
-    paths = []
-    if row["epsilon_left"] is not None:
-        paths.append(
-            f"epsilon {request['epsilon_spent']} is asked, {row['epsilon_left']} of {row['epsilon_granted']} is left"
-        )
-    if row["renyi_left"] is not None:
-        order = float(charge.scope.filter.order or 0)
-        paths.append(
-            f"Renyi divergence {float(request['renyi_spent']):.4g} at order {order:.4g} is asked, "
-            f"{float(row['renyi_left']):.4g} is left"
-        )
-    if charge.scope.closed:
-        return (
-            f"{account} is closed: entries were lost that may have charged it. Have its owner grant "
-            f"it again, knowing what may be spent: dpflow ledger grant {charge.scope.scope}"
-        )
-    period, wait = charge.scope.filter.period, ""
-    if period is not None:
-        wait = f"wait for the next {period} (UTC), "
-    return (
-        f"{account} cannot pay: {', and '.join(paths)} (delta left {row['delta_left']}, filter {charge.scope.filter.name}). "
-        f"{'Ask' if not wait else f'{wait[0].upper()}{wait[1:]}ask'} for less, or have its owner run: {_write_command(charge, used)}"
-    )
-
-
-def _write_command(charge: Charge, used: Cost) -> str:
-    """The grant that would pay, as a command: all that it must say again, or it would change it."""
-    scope, total, limits = charge.scope, used + charge.cost, charge.scope.capacity
-    is_quota, rule = "/" in scope.scope, scope.filter
-    # Where epsilons are added, the sum is enough; what Renyi divergence takes only a plan says.
-    by_sum = rule.name != "renyi" and total.epsilon < SATURATED and total.delta <= limits.delta
-    epsilon = exact_text(total.epsilon * EPSILON_UNIT) if by_sum else "MORE"
-    command = f"dpflow ledger {'quota' if is_quota else 'grant'} {scope.scope} --epsilon {epsilon}"
-    command += f" --delta {exact_text(rule.delta)} --filter {rule.name}"
-    if not is_quota:
-        command += " --table DECLARATION" if scope.protects else " --no-table"
-        is_large = by_sum and total.epsilon * EPSILON_UNIT > MAX_USUAL_EPSILON
-        command += " --confirm-large" * (is_large or rule.delta > MAX_USUAL_DELTA)
-    return command

@@ -25,6 +25,7 @@ from dpflow.core.contract.declaration import NOBODY
 from dpflow.core.contract.strict_models import check_flag
 from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt
 from dpflow.ledger.books import charges, witnesses
+from dpflow.ledger.books.budget_refusal import MAX_USUAL_DELTA, MAX_USUAL_EPSILON
 from dpflow.ledger.books.records import (
     GrantProposal,
     Scope,
@@ -69,7 +70,7 @@ def require_confirmation(epsilon: Amount, delta: Amount, is_confirmed: bool) -> 
     """
     amount, chance = amounts.check_epsilon(epsilon), amounts.check_delta(delta)
     check_flag("confirm_large", is_confirmed)
-    if is_confirmed or (amount <= charges.MAX_USUAL_EPSILON and chance <= charges.MAX_USUAL_DELTA):
+    if is_confirmed or (amount <= MAX_USUAL_EPSILON and chance <= MAX_USUAL_DELTA):
         return
     raise InvalidInput(
         f"a budget of epsilon {float(amount):.6g}, delta {float(chance):.6g} protects hardly anybody: above epsilon 20 or "

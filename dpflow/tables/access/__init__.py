@@ -1,1 +1,1 @@
-"""How a file is opened and named: the sandbox, SQL text, stored fingerprints of blocks."""
+"""How a file is opened and named: the isolated database, SQL text, stored fingerprints of blocks."""

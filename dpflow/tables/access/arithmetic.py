@@ -498,7 +498,7 @@ def date_difference(unit: str, start: str, end: str) -> Whole:
 
 def operate_view(operator: str, *operands: str) -> str:
     """An operator of a view's SQL, with one operand or two. The caller knows that it gives a value or NULL on
-    each row: the types are on the list of `dpflow.tables.access.row_wise_functions.is_total`, by which
+    each row: the types are on the list of `dpflow.tables.access.view_functions.is_total`, by which
     whole numbers have no operator but ``/``, a DOUBLE; or TRY is around it.
     """
     if len(operands) == 1:

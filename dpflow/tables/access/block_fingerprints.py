@@ -45,7 +45,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dpflow.errors import TableError, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 
 #: Texts from this length on are stored outside their segment.
 _LONG = 4096
@@ -91,7 +91,10 @@ class _Layout:
     """The row groups of a stored table, as far as some of its columns go."""
 
     def __init__(
-        self, connection: sandbox.Connection, relation: sandbox.Relation, columns: Collection[str]
+        self,
+        connection: isolated_database.Connection,
+        relation: isolated_database.Relation,
+        columns: Collection[str],
     ) -> None:
         self.connection, self.relation = connection, relation
         self.fields = {name: relation.fields[name] for name in columns}
@@ -268,8 +271,8 @@ class _Layout:
 
 
 def _read_layout(
-    connection: sandbox.Connection,
-    relation: sandbox.Relation,
+    connection: isolated_database.Connection,
+    relation: isolated_database.Relation,
     columns: Collection[str],
     counted: str,
 ) -> _Layout | None:
@@ -285,8 +288,8 @@ def _read_layout(
 
 
 def fingerprint_blocks(
-    connection: sandbox.Connection,
-    relation: sandbox.Relation,
+    connection: isolated_database.Connection,
+    relation: isolated_database.Relation,
     columns: Collection[str],
     block: sql.Field,
     blocks: Sequence[str],
@@ -332,7 +335,9 @@ def fingerprint_blocks(
 
 
 def fingerprint_relation(
-    connection: sandbox.Connection, relation: sandbox.Relation, columns: Collection[str]
+    connection: isolated_database.Connection,
+    relation: isolated_database.Relation,
+    columns: Collection[str],
 ) -> str | None:
     """What determines the named columns of all rows of a relation; None where that cannot be told."""
     layout = _read_layout(connection, relation, columns, min(columns))

@@ -15,7 +15,7 @@ from duckdb_sqlalchemy import ConnectionWrapper
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import TableUnreadable
-from dpflow.tables.access import file_list, sandbox, sql
+from dpflow.tables.access import file_list, isolated_database, sql
 
 #: SQLAlchemy's name of an engine over DuckDB.
 ENGINE = "duckdb://"
@@ -25,7 +25,9 @@ ROWS_QUERY = "SELECT * FROM contract_rows"
 
 
 @contextmanager
-def _open_relation(table: Table) -> Iterator[tuple[sandbox.Connection, sandbox.Relation]]:
+def _open_relation(
+    table: Table,
+) -> Iterator[tuple[isolated_database.Connection, isolated_database.Relation]]:
     with file_list.open_source(table.database, f"table {table.name!r}") as connection:
         name = table.relation_name
         yield connection, connection.find_relation(name, table.trusts_sql(name))
@@ -74,7 +76,7 @@ def open_arrays(
     arrays: Sequence[Any], outputs: Sequence[str], what: str
 ) -> Iterator[Callable[[], Any]]:
     """The same view over arrays, as the columns c0, c1, ... of which ``outputs`` are expressions."""
-    with sandbox.open_arrays(arrays, what) as connection:
+    with isolated_database.open_arrays(arrays, what) as connection:
         listed = ", ".join(outputs) or "NULL AS nothing"
         connection.execute(f"CREATE TEMP VIEW contract_rows AS SELECT {listed} FROM given")
         yield lambda: connection.lend(ConnectionWrapper)
@@ -104,7 +106,7 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
 
 def contract_query(
     table: Table,
-    relation: sandbox.Relation,
+    relation: isolated_database.Relation,
     blocks: Sequence[str],
     columns: Mapping[str, str],
     fewest_units: int,

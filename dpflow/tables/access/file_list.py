@@ -25,7 +25,7 @@ import duckdb
 
 from dpflow.core.contract.server_source import ServerSource
 from dpflow.errors import TableBusy, TableError, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.access.object_stores import ObjectStore, is_object
 from dpflow.tables.access.parquet_texts import trim_blanks
@@ -223,7 +223,7 @@ def _join_slashes(url: str) -> str:
     return f"{scheme.lower()}://{re.sub('/+', '/', path)}"
 
 
-class ListConnection(sandbox.Connection):
+class ListConnection(isolated_database.Connection):
     """A connection that reads the listed files and nothing else, and says so if one changes
     meanwhile.
     """
@@ -237,23 +237,23 @@ class ListConnection(sandbox.Connection):
     ) -> None:
         super().__init__(raw, what, queries)
         self._listed = listed
-        self._rows: sandbox.Relation | None = None
+        self._rows: isolated_database.Relation | None = None
         self._count: int | None = None
 
-    def find_relation(self, name: str, trusted: bool = False) -> sandbox.Relation:
+    def find_relation(self, name: str, trusted: bool = False) -> isolated_database.Relation:
         """The rows of the files, under the list's name; there is no SQL to be trusted."""
         kind = f"relation in the file of {self._what} called"
         match_name(name.removeprefix("main."), {self._listed.name: None}, kind)
         if self._rows is None:
             quoted = self._listed.relation_sql()
-            self._rows = sandbox.Relation(quoted, self.bind_fields(quoted))
+            self._rows = isolated_database.Relation(quoted, self.bind_fields(quoted))
         return self._rows
 
     def list_below(self, name: str) -> list[str]:
         """None: a list has no views."""
         return []
 
-    def count_stored_rows(self, relation: sandbox.Relation) -> int | None:
+    def count_stored_rows(self, relation: isolated_database.Relation) -> int | None:
         """How many rows the files have, by what their ends say, of which there may be many: asked once."""
         if self._count is None:
             self._count = int(self.fetch_rows(f"SELECT count(*) FROM {relation.quoted}")[0][0])
@@ -316,7 +316,7 @@ def open_list(file: Path, what: str) -> Iterator[ListConnection]:
             f"{what}: {file.name} is below a folder called {shadowed}, as a column is; move it to a folder without such a name"
         )
     paths, beside = [f.path for f in listed.files], file.absolute().parent
-    with sandbox.query_thread() as queries, open_session(paths, beside, what) as raw:
+    with isolated_database.query_thread() as queries, open_session(paths, beside, what) as raw:
         yield ListConnection(raw, what, queries, listed)
 
 
@@ -325,12 +325,12 @@ def open_session(
     paths: Sequence[str], beside: Path, what: str
 ) -> Iterator[duckdb.DuckDBPyConnection]:
     """A session that can read these files and nothing else, and spills into a folder beside their list."""
-    with sandbox.start_session(beside, what) as raw:
+    with isolated_database.start_session(beside, what) as raw:
         if paths and is_object(paths[0]):
             raw.register_filesystem(ObjectStore.open(paths).files)
         texts = ", ".join(map(sql.quote_text, paths))
         raw.execute(f"SET VARIABLE {_VARIABLE} = [{texts}]")
-        sandbox.lock_session(raw, what, paths)
+        isolated_database.lock_session(raw, what, paths)
         yield raw
 
 
@@ -343,15 +343,15 @@ def list_identity(file: Path, what: str) -> bytes:
 
 
 @contextmanager
-def open_source(database: Path, what: str) -> Iterator[sandbox.Connection]:
+def open_source(database: Path, what: str) -> Iterator[isolated_database.Connection]:
     """A declaration's database: a DuckDB file, or a list of Parquet files. Raises as
-    `sandbox.open_file` and `open_list` do.
+    `isolated_database.open_file` and `open_list` do.
     """
     if is_list(database):
         with open_list(database, what) as listed:
             yield listed
     else:
-        with sandbox.open_file(database, what) as connection:
+        with isolated_database.open_file(database, what) as connection:
             yield connection
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import duckdb
 
-from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access import file_list, isolated_database
 from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.access.spill import spill_folder
 
@@ -32,8 +32,8 @@ class _FileSession:
         self.name = _name_session(database)
         # Made for its name, and once more for each question.
         with spill_folder(database.parent) as self._spill:
-            self._raw = sandbox.start_duckdb(self._spill, what)
-        sandbox.lock_session(self._raw, what, sandbox.list_names(database))
+            self._raw = isolated_database.start_duckdb(self._spill, what)
+        isolated_database.lock_session(self._raw, what, isolated_database.list_names(database))
 
     def is_usable(self) -> bool:
         """Whether its folder can be made again."""
@@ -41,8 +41,8 @@ class _FileSession:
         return os.access(folder.parent, os.W_OK | os.X_OK) and not os.path.lexists(folder)
 
     @contextmanager
-    def open(self, what: str) -> Iterator[sandbox.Connection]:
-        """As `sandbox.open_file`. Nothing is kept of a question that fails, nor of one that leaves a spilled file or
+    def open(self, what: str) -> Iterator[isolated_database.Connection]:
+        """As `isolated_database.open_file`. Nothing is kept of a question that fails, nor of one that leaves a spilled file or
         whose folder somebody removed.
         """
         session = self._raw.cursor()
@@ -50,14 +50,14 @@ class _FileSession:
         def detach() -> None:
             session.close()
             try:
-                self._raw.execute(f"DETACH {sandbox.PRIVATE}")
+                self._raw.execute(f"DETACH {isolated_database.PRIVATE}")
             except duckdb.Error:
                 # Then the file is closed with all else, if it was opened.
                 self.close()
 
         try:
             with spill_folder(again=self._spill):
-                with sandbox.attach(session, self._database, what, detach) as connection:
+                with isolated_database.attach(session, self._database, what, detach) as connection:
                     yield connection
                 is_clean = self._is_spill_empty()
         except BaseException:
@@ -89,9 +89,9 @@ _MAX_IDLE = 4
 
 
 @contextmanager
-def open_file_again(database: Path, what: str) -> Iterator[sandbox.Connection]:
-    """As `sandbox.open_file`, in a DuckDB that an earlier question about this file left, if there is one."""
-    sandbox.require_file(database, what)
+def open_file_again(database: Path, what: str) -> Iterator[isolated_database.Connection]:
+    """As `isolated_database.open_file`, in a DuckDB that an earlier question about this file left, if there is one."""
+    isolated_database.require_file(database, what)
     session = _take_idle(_name_session(database)) or _FileSession(database.absolute(), what)
     with session.open(what) as connection:
         yield connection
@@ -110,7 +110,7 @@ def _take_idle(name: tuple[list[str], str]) -> _FileSession | None:
 
 def _name_session(database: Path) -> tuple[list[str], str]:
     """What a session may open and how much memory it may take: none can be told otherwise later."""
-    return sandbox.list_names(database), sandbox.memory_limit()
+    return isolated_database.list_names(database), isolated_database.memory_limit()
 
 
 def _close_oldest() -> None:
@@ -133,9 +133,9 @@ class _KeptSources:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._open: dict[Path, tuple[bytes, sandbox.Connection]] = {}
+        self._open: dict[Path, tuple[bytes, isolated_database.Connection]] = {}
 
-    def open(self, database: Path, what: str) -> sandbox.Connection:
+    def open(self, database: Path, what: str) -> isolated_database.Connection:
         """A session of the file as it is now: one that was changed or exchanged is opened again."""
         identity = file_identity(database, what)
         known, connection = self._open.get(database, (None, None))
@@ -182,7 +182,7 @@ def close_sources() -> None:
 
 
 @contextmanager
-def open_source(database: Path, what: str) -> Iterator[sandbox.Connection]:
+def open_source(database: Path, what: str) -> Iterator[isolated_database.Connection]:
     """A session of a declaration's database, as `file_list.open_source` gives it, and raising the same."""
     kept = _KEPT.get()
     if kept is None or file_list.is_list(database):

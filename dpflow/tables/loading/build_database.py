@@ -10,7 +10,7 @@ import duckdb
 
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.sources import LoadSource
 
@@ -41,7 +41,7 @@ def build_database(database: Path, script: str, sources: Mapping[str, LoadSource
             with duckdb.connect(str(half)) as connection:
                 # As where rows are loaded: a time without an offset is UTC on every machine.
                 connection.execute("SET TimeZone = 'UTC'")
-                sandbox.hide_progress_bar(connection)
+                isolated_database.hide_progress_bar(connection)
                 for name, source in sources.items():
                     _read_whole(connection, name, source)
                 connection.execute(script)

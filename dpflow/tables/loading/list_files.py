@@ -12,7 +12,7 @@ import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.private_files import write_private
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.arithmetic import sum_remainders
 from dpflow.tables.access.file_list import FileList, ListedFile, find_states, open_session
 from dpflow.tables.access.local_files import require_plain_files
@@ -59,7 +59,7 @@ def list_files(files: Sequence[Path | str], root: Path | str, name: str, target:
         with open_session(paths, target.absolute().parent, what) as raw:
             return _verify_files(raw, files, partitions)
 
-    columns, padded = sandbox.scrub_errors(verify, what)
+    columns, padded = isolated_database.scrub_errors(verify, what)
     columns |= dict.fromkeys(partitions, "VARCHAR")
     listed = FileList(
         name, columns, partitions, padded, tuple(ListedFile(path, states[path]) for path in paths)

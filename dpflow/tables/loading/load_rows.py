@@ -16,7 +16,7 @@ import duckdb
 
 from dpflow import fault_points
 from dpflow.errors import InvalidInput, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import write_columns
 from dpflow.tables.loading.report import LoadReport, Rejects
@@ -55,7 +55,7 @@ def load_rows(
 
     Raises:
         InvalidInput: arguments that do not fit the source or the table; nothing was read.
-        TableBusy: other processes have the file open for `dpflow.tables.access.sandbox.MAX_WAIT` seconds,
+        TableBusy: other processes have the file open for `dpflow.tables.access.isolated_database.MAX_WAIT` seconds,
             or a source's file was written meanwhile.
         TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
             loaded.
@@ -69,14 +69,14 @@ def load_rows(
     digest = source.fingerprint()
     what = f"{database} (table {table!r})"
     if not database.exists():
-        sandbox.scrub_errors(lambda: create_database(database), what)
+        isolated_database.scrub_errors(lambda: create_database(database), what)
 
     def load_whole() -> LoadReport:
         with _open_for_owner(database) as connection:
             load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
             return load.run(digest, replace, max_rejects, tell or (lambda report: None))
 
-    return sandbox.scrub_errors(load_whole, f"{what} or {source.name}")
+    return isolated_database.scrub_errors(load_whole, f"{what} or {source.name}")
 
 
 class _Load:
@@ -271,22 +271,26 @@ def find_columns(database: Path, table: str) -> dict[str, str]:
         return {}
 
     def read_columns() -> dict[str, str]:
-        opened = sandbox.wait_for_file(lambda: duckdb.connect(str(database), read_only=True))
+        opened = isolated_database.wait_for_file(
+            lambda: duckdb.connect(str(database), read_only=True)
+        )
         with opened as connection:
             return stored_columns(connection, table)
 
-    return sandbox.scrub_errors(read_columns, str(database))
+    return isolated_database.scrub_errors(read_columns, str(database))
 
 
 @contextmanager
 def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
     """The file, to be written; DuckDB spills into a folder beside it (`spill_folder`)."""
     with spill_folder(database.absolute().parent) as spill:
-        settings = sandbox.session_settings(spill)
-        opened = sandbox.wait_for_file(lambda: duckdb.connect(str(database), config=settings))
+        settings = isolated_database.session_settings(spill)
+        opened = isolated_database.wait_for_file(
+            lambda: duckdb.connect(str(database), config=settings)
+        )
         with opened as connection:
             connection.execute("SET TimeZone = 'UTC'")
-            sandbox.hide_progress_bar(connection)
+            isolated_database.hide_progress_bar(connection)
             yield connection
 
 

@@ -24,7 +24,7 @@ import duckdb
 
 from dpflow.errors import InvalidInput, TableBusy
 from dpflow.extras import require_extra
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.local_files import require_plain_files
 from dpflow.tables.access.parquet_texts import (
     find_note,
@@ -526,7 +526,7 @@ def parquet_columns(files: Sequence[Path]) -> dict[str, str]:
         ]
 
     columns = {}
-    for name, kind in sandbox.scrub_errors(read_types, str(files[0])):
+    for name, kind in isolated_database.scrub_errors(read_types, str(files[0])):
         with contextlib.suppress(InvalidInput):
             columns[name] = normalize_type(name, kind)
     return columns

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import Rows
 from dpflow.errors import InvalidInput, TableUnreadable
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.file_list import find_states
 
 
@@ -87,7 +87,7 @@ def read_together(databases: Sequence[Path]) -> Iterator[None]:
         yield
         return
     files = list(dict.fromkeys(database.absolute() for database in databases))
-    with sandbox.open_files(files, "predictions") as open_next:
+    with isolated_database.open_files(files, "predictions") as open_next:
         token = _TOGETHER.set((open_next, frozenset(files)))
         try:
             yield
@@ -132,11 +132,11 @@ def _read_state(
     state: object, database: Path, table: str, id: str, prediction: str, score: str | None
 ) -> PredictionTable:
     what = f"predictions {table!r}"
-    open_next, files = _TOGETHER.get() or (sandbox.open_file, frozenset())
-    open_file = open_next if database.absolute() in files else sandbox.open_file
+    open_next, files = _TOGETHER.get() or (isolated_database.open_file, frozenset())
+    open_file = open_next if database.absolute() in files else isolated_database.open_file
     names = [id, prediction, *([score] if score else [])]
     with open_file(database, what) as connection:
-        relation = f"{sandbox.PRIVATE}.{sql.quote_name(table)}"
+        relation = f"{isolated_database.PRIVATE}.{sql.quote_name(table)}"
         if not connection.is_table(table):
             raise InvalidInput(
                 f"{what} is a view, whose SQL may read other files; store it as a table: CREATE TABLE ... AS FROM ..."
@@ -174,7 +174,7 @@ def _read_state(
 
 
 def _require_columns(
-    connection: sandbox.Connection, what: str, relation: str, names: Sequence[str]
+    connection: isolated_database.Connection, what: str, relation: str, names: Sequence[str]
 ) -> None:
     fields = sorted(connection.bind_fields(relation))
     known = set(map(str.casefold, fields))

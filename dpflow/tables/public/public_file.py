@@ -24,7 +24,7 @@ import duckdb
 from dpflow import fault_points
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import NotPublished, TableUnreadable
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 
 T = TypeVar("T")
 Action = Callable[[duckdb.DuckDBPyConnection], T]
@@ -69,7 +69,7 @@ def read_file(database: Path, deadline: float, action: Action[T]) -> T:
             # This process has it open to be written: then all its connections can.
             connection = duckdb.connect(str(database))
         with connection:
-            sandbox.hide_progress_bar(connection)
+            isolated_database.hide_progress_bar(connection)
             return action(connection)
 
     return _try_until(database, deadline, read)
@@ -124,7 +124,7 @@ def storage_version(database: Path) -> str:
 
 def _run_action(connection: duckdb.DuckDBPyConnection, action: Action[bool]) -> bool:
     """Run it in a transaction, which a change alone commits."""
-    sandbox.hide_progress_bar(connection)
+    isolated_database.hide_progress_bar(connection)
     connection.execute("BEGIN")
     changed = action(connection)
     fault_points.pass_point("publish.before-commit")

@@ -10,7 +10,7 @@ import duckdb
 import numpy as np
 
 from dpflow.errors import InvalidInput, UnknownName
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.public.public_file import write_file
 
 #: Columns of a table of answers: a label is in ``label``, a number in ``number``.
@@ -32,8 +32,10 @@ def read_points(database: Path, table: str, columns: Sequence[str], key: str) ->
         InvalidInput: a key that is missing or occurs twice.
     """
     what = f"points {table!r}"
-    relation = ".".join(sql.quote_name(part) for part in (sandbox.PRIVATE, *table.split(".")))
-    with sandbox.open_file(database, what) as connection:
+    relation = ".".join(
+        sql.quote_name(part) for part in (isolated_database.PRIVATE, *table.split("."))
+    )
+    with isolated_database.open_file(database, what) as connection:
         fields = connection.bind_fields(relation)
         for name in (*columns, key):
             if name not in fields:

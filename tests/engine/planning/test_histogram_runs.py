@@ -14,8 +14,8 @@ from dpflow import Ledger
 from dpflow.core.accounting.privacy_filters import Filter, make_filter
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import make_plan
+from dpflow.engine.planning.fit_schedule import solve_epsilons, total_cost
 from dpflow.engine.planning.simulate import Job, PlannedRelease, Run, Task, forecast_schedule
-from dpflow.engine.planning.solve import solve_epsilons, total_cost
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.ledger import Scope
 

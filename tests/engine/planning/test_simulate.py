@@ -17,6 +17,14 @@ from dpflow.core.accounting.composition import optimal_eps
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, DiscreteLaplace, Pure
 from dpflow.core.accounting.privacy_filters import Cost, Filter, make_filter
 from dpflow.engine import RunIdentity, make_plan, release
+from dpflow.engine.planning.fit_schedule import (
+    compare_filters,
+    count_rounds,
+    on_grid,
+    round_down,
+    solve_epsilons,
+    total_cost,
+)
 from dpflow.engine.planning.report import describe_forecast
 from dpflow.engine.planning.simulate import (
     Forecast,
@@ -27,14 +35,6 @@ from dpflow.engine.planning.simulate import (
     file_job,
     forecast_schedule,
     release_files,
-)
-from dpflow.engine.planning.solve import (
-    compare_filters,
-    count_rounds,
-    on_grid,
-    round_down,
-    solve_epsilons,
-    total_cost,
 )
 from dpflow.engine.releases.request import parse_request
 from dpflow.errors import (

@@ -15,7 +15,7 @@ import pytest
 from smallworld import Tiny
 
 from dpflow import Ledger, plan, release
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 
 pytestmark = pytest.mark.own_session
 
@@ -67,7 +67,7 @@ def test_a_signal_ends_a_query(
     tiny: Tiny, ask: Callable[[Any], Any], number: signal.Signals, raised: type[BaseException]
 ) -> None:
     """What its handler raises comes out, and the connection can be used again."""
-    with sandbox.open_file(tiny.database, "visits") as connection:
+    with isolated_database.open_file(tiny.database, "visits") as connection:
         send_later(number)
         begun = time.monotonic()
         with pytest.raises(raised):
@@ -92,14 +92,14 @@ def test_an_ended_release_goes_on(
         scope="visits",
         blocks=["2020-01-01"],
     )
-    fetch_arrays = sandbox.Connection.fetch_arrays
+    fetch_arrays = isolated_database.Connection.fetch_arrays
 
     def fetch_slowly(self: Any, query: str, *given: Any) -> Any:
         self.fetch_rows(LONG)
         return fetch_arrays(self, query, *given)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sandbox.Connection, "fetch_arrays", fetch_slowly)
+        patch.setattr(isolated_database.Connection, "fetch_arrays", fetch_slowly)
         send_later(number)
         with pytest.raises(raised):
             release(wanted, ledger)

@@ -26,7 +26,7 @@ from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused, TableUn
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables import read_predictions, read_together
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.public import predictions as predictions_module
@@ -148,7 +148,7 @@ def test_tables_of_a_batch_are_read_by_one_duckdb(
     alone = [read_predictions(**place).digest for place in places]
     predictions_module._read_state.cache_clear()
     connect, starts = duckdb.connect, Mock(wraps=duckdb.connect)
-    monkeypatch.setattr(sandbox.duckdb, "connect", starts)
+    monkeypatch.setattr(isolated_database.duckdb, "connect", starts)
     with read_together(files):
         assert [read_predictions(**place).digest for place in places] == alone
         assert starts.call_count == 1

@@ -14,7 +14,7 @@ from dpflow.engine.sessions.group_scores import group_values
 from dpflow.errors import TableBusy
 from dpflow.registry import Registry
 from dpflow.tables import read_predictions
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.snapshot import SnapshotTable
 
@@ -151,13 +151,13 @@ def test_rows_are_read_once_until_they_change(
     tiny: Tiny, private: SnapshotTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[int] = []
-    original = sandbox.Connection.fetch_arrays
+    original = isolated_database.Connection.fetch_arrays
 
     def count(*given: Any) -> Any:
         opened.append(1)
         return original(*given)
 
-    monkeypatch.setattr(sandbox.Connection, "fetch_arrays", count)
+    monkeypatch.setattr(isolated_database.Connection, "fetch_arrays", count)
 
     def read_all() -> int:
         private.take_snapshot()

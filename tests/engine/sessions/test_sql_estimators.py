@@ -30,7 +30,7 @@ from dpflow.errors import (
 )
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ def test_rows_beside_predictions_are_in_a_sandbox(
     no file is in reach.
     """
     monkeypatch.chdir(tmp_path)
-    with sandbox.open_arrays(
+    with isolated_database.open_arrays(
         [np.array([0, 1]), np.array(["a", None], dtype=object), np.array([0.5, np.nan])],
         "table 't'",
     ) as made:

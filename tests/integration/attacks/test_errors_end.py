@@ -36,7 +36,7 @@ from dpflow.quality import validate
 from dpflow.quality.page import write_html
 from dpflow.registry import Registry
 from dpflow.tables import open_rows
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.loading import build_database
 from dpflow.tables.loading.csv_files import CsvSource
@@ -376,7 +376,7 @@ def fail_at(patch: pytest.MonkeyPatch, fatal: int) -> Iterator[int]:
         return FailingConnection(connect(*args, **kwargs), calls, fatal)
 
     stand_in = SimpleNamespace(**{**vars(duckdb), "connect": open_failing})
-    patch.setattr(sandbox, "duckdb", stand_in)
+    patch.setattr(isolated_database, "duckdb", stand_in)
     return calls
 
 
@@ -472,7 +472,7 @@ def test_no_broken_file_shows_a_row(name: str, world: World, watch: Watch) -> No
     # In the middle: the connection is open, then the file changes under it.
     for action in (vanish, truncate, corrupt):
         world.restore()
-        settings = sandbox.Connection.find_relation
+        settings = isolated_database.Connection.find_relation
 
         def strike(*args: Any, action: Any = action, settings: Any = settings) -> Any:
             with suppress(FileNotFoundError):
@@ -480,7 +480,7 @@ def test_no_broken_file_shows_a_row(name: str, world: World, watch: Watch) -> No
             return settings(*args)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(sandbox.Connection, "find_relation", strike)
+            patch.setattr(isolated_database.Connection, "find_relation", strike)
             enter(DOORS[name], world, watch)
         assert not watch.finds_canary(), action.__name__
 
@@ -510,8 +510,10 @@ def test_no_library_is_heard_while_it_sees_rows(
     """A library that sees rows says what they hold, and then fails or not; nobody hears it, and
     afterwards it is heard again.
     """
-    fetch = sandbox.Connection.fetch_arrays
-    monkeypatch.setattr(sandbox.Connection, "fetch_arrays", lambda *a: (talk(), fetch(*a))[1])
+    fetch = isolated_database.Connection.fetch_arrays
+    monkeypatch.setattr(
+        isolated_database.Connection, "fetch_arrays", lambda *a: (talk(), fetch(*a))[1]
+    )
     judge = validate._read_verdict
     monkeypatch.setattr(validate, "_read_verdict", lambda found: (talk(), judge(found))[1])
     enter(DOORS[name], world, watch)
@@ -565,7 +567,7 @@ def remove_boundary(patch: pytest.MonkeyPatch) -> None:
 
     from dpflow.airflow import task_context
 
-    for module in (error_boundary, sandbox, validate, build_database, task_context):
+    for module in (error_boundary, isolated_database, validate, build_database, task_context):
         patch.setattr(module, "contain_errors", pass_on)
     for module in (validate, fail_closed):
         patch.setattr(module, "silence_libraries", nullcontext)

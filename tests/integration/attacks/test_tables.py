@@ -14,7 +14,7 @@ import pytest
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import DpflowError, TableUnreadable
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.private import PrivateTable
 
 SECRET = "hunter2-secret-value"
@@ -151,7 +151,7 @@ def test_the_session_is_locked_down(tmp_path: Path) -> None:
         "LOAD httpfs",
         f"EXPORT DATABASE '{tmp_path / 'dump'}'",
     ]
-    with sandbox.open_file(table.declaration.database, "table 'data'") as connection:
+    with isolated_database.open_file(table.declaration.database, "table 'data'") as connection:
         for attempt in attempts:
             with pytest.raises(TableUnreadable, match="own text is withheld"):
                 connection.execute(attempt)

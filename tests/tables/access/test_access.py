@@ -22,7 +22,7 @@ from dpflow.core.contract.requests import (
     SortedValues,
 )
 from dpflow.errors import InvalidInput, PlanRefused, TableBusy, TableUnreadable
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.private import PrivateTable
 
 COUNT = GroupedSums(None, None, 1, 100)
@@ -128,7 +128,7 @@ def test_another_process_writing_makes_the_table_busy(
     """While another process holds the file for writing the call waits, and fails retryably in the end;
     a writer that finishes meanwhile is not noticed.
     """
-    monkeypatch.setattr(sandbox, "MAX_WAIT", 0.2)
+    monkeypatch.setattr(isolated_database, "MAX_WAIT", 0.2)
     private = make(DAYS)
     code = "import duckdb, sys; c = duckdb.connect(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
     holder = subprocess.Popen(
@@ -142,7 +142,7 @@ def test_another_process_writing_makes_the_table_busy(
         with pytest.raises(TableBusy, match="being written by another process") as caught:
             private.answer(COUNT, ())
         assert caught.value.retryable
-        monkeypatch.setattr(sandbox, "MAX_WAIT", 60.0)
+        monkeypatch.setattr(isolated_database, "MAX_WAIT", 60.0)
         finish = threading.Timer(0.5, holder.communicate, [""])
         finish.start()
         assert private.answer(COUNT, ()).rows[0] == 30

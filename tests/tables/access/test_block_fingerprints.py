@@ -11,7 +11,7 @@ from pathlib import Path
 import duckdb
 import pytest
 
-from dpflow.tables.access import block_fingerprints, sandbox
+from dpflow.tables.access import block_fingerprints, isolated_database
 
 DAYS = [f"2013-01-0{day}" for day in range(1, 7)]
 READ = ["u", "d", "k", "v"]
@@ -46,7 +46,7 @@ def path(tmp_path: Path) -> Path:
 def states(
     path: Path, columns: list[str] = READ, block: str = "d", blocks: list[str] = DAYS
 ) -> dict[str, str | None]:
-    with sandbox.open_file(path, "table data") as connection:
+    with isolated_database.open_file(path, "table data") as connection:
         relation = connection.find_relation("data")
         return block_fingerprints.fingerprint_blocks(
             connection, relation, columns, relation.fields[block], blocks
@@ -110,7 +110,7 @@ def test_without_digests_other_rows_would_be_taken_for_the_same(
 ) -> None:
     """The control: DuckDB uses blocks again, so places alone are the same for other rows."""
     monkeypatch.setattr(
-        sandbox.Connection, "digest_blocks", lambda self, blocks: [b""] * len(blocks)
+        isolated_database.Connection, "digest_blocks", lambda self, blocks: [b""] * len(blocks)
     )
     known: dict[tuple[str, str], str] = {}
     with pytest.raises(AssertionError):
@@ -131,7 +131,7 @@ SAME_CHECKSUM = [
 ]
 
 
-def read_checksums(self: sandbox.Connection, blocks: list[int]) -> list[bytes]:
+def read_checksums(self: isolated_database.Connection, blocks: list[int]) -> list[bytes]:
     """What DuckDB wrote at the head of each block."""
     assert self._file is not None
     return [os.pread(self._file, 8, 3 * 4096 + 262_144 * block) for block in blocks]
@@ -146,7 +146,7 @@ def test_rows_that_duckdbs_checksum_does_not_tell_apart(
     two updates. The control takes the checksum for the digest.
     """
     if control:
-        monkeypatch.setattr(sandbox.Connection, "digest_blocks", read_checksums)
+        monkeypatch.setattr(isolated_database.Connection, "digest_blocks", read_checksums)
     path = tmp_path / "data.duckdb"
     write(
         path,
@@ -239,7 +239,7 @@ def test_rows_in_the_log_have_no_state(path: Path) -> None:
 def test_what_places_do_not_determine(path: Path, statement: str) -> None:
     """Long texts, views, a table whose rows have no places of their own, nested columns."""
     write(path, statement)
-    with sandbox.open_file(path, "table data") as connection:
+    with isolated_database.open_file(path, "table data") as connection:
         columns = [name for name in connection.find_relation("data").fields if name != "n"]
     if "[1]" in statement:
         assert None not in states(path, columns).values()

@@ -24,7 +24,7 @@ from dpflow import Ledger, load_table, plan, release
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
-from dpflow.tables.access import file_list, sandbox
+from dpflow.tables.access import file_list, isolated_database
 from dpflow.tables.access.file_list import FileList, open_list
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.loading.list_files import list_files
@@ -456,16 +456,16 @@ def test_many_rows_are_worked_on_in_parts(
     request = GroupedSums(None, None, 1, 10, (("age", 0),))
     whole = PrivateTable(table).answer(request, ())
     asked: list[str] = []
-    run = sandbox.Connection._run_query
+    run = isolated_database.Connection._run_query
 
     def record(self: Any, action: Any) -> Any:
         asked.append("")
         return run(self, action)
 
-    monkeypatch.setattr(sandbox.Connection, "_run_query", record)
+    monkeypatch.setattr(isolated_database.Connection, "_run_query", record)
     PrivateTable(table).answer(request, ())
     before = len(asked)
-    monkeypatch.setattr(sandbox, "memory_bytes", lambda: 2400)
+    monkeypatch.setattr(isolated_database, "memory_bytes", lambda: 2400)
     monkeypatch.setattr(dispatch, "PART_ROWS", 200)
     parts = PrivateTable(table).answer(request, ())
     assert len(asked) - before > before + 10
@@ -499,4 +499,4 @@ def test_a_duckdb_file_stays_what_it_was(tmp_path: Path) -> None:
     with duckdb_file(tmp_path / "x.duckdb") as connection:
         connection.execute("CREATE TABLE visits AS SELECT 1 AS person")
     with file_list.open_source(tmp_path / "x.duckdb", "x") as opened:
-        assert type(opened) is sandbox.Connection
+        assert type(opened) is isolated_database.Connection

@@ -15,7 +15,7 @@ import pytest
 from forked_programs import run_forked
 
 from dpflow.errors import TableError, TableUnreadable
-from dpflow.tables.access import kept_sources, sandbox
+from dpflow.tables.access import isolated_database, kept_sources
 from dpflow.tables.access.kept_sources import keep_sources_open, open_source
 from dpflow.tables.access.spill import PREFIX
 
@@ -50,8 +50,8 @@ def file(tmp_path: Path) -> Iterator[Path]:
 @pytest.fixture
 def starts(monkeypatch: pytest.MonkeyPatch) -> Mock:
     """Counts the starts of DuckDB."""
-    starts = Mock(wraps=sandbox.start_duckdb)
-    monkeypatch.setattr(sandbox, "start_duckdb", starts)
+    starts = Mock(wraps=isolated_database.start_duckdb)
+    monkeypatch.setattr(isolated_database, "start_duckdb", starts)
     return starts
 
 

@@ -31,8 +31,8 @@ COUNT = GroupedSums(None, None, 1, 100)
 SPILLED = """
 import sys
 from pathlib import Path
-from dpflow.tables.access import sandbox
-with sandbox.open_file(Path(sys.argv[1]), "a table") as connection:
+from dpflow.tables.access import isolated_database
+with isolated_database.open_file(Path(sys.argv[1]), "a table") as connection:
     connection.execute("CREATE TEMP TABLE kept AS SELECT repeat('secret' || i, 40) AS t FROM range(4000000) r(i)")
     connection.fetch_rows("SELECT * FROM kept ORDER BY t")
 """

@@ -501,9 +501,9 @@ def test_no_condition_fails_on_any_row(nasty: Any, longest: int, examples: int) 
 
     DuckDB plans some deeply nested ones for many seconds, so CI has the shorter ones.
     """
-    from dpflow.tables.access import sandbox
+    from dpflow.tables.access import isolated_database
 
-    with sandbox.open_file(nasty.table.database, "table 'data'") as connection:
+    with isolated_database.open_file(nasty.table.database, "table 'data'") as connection:
         relation = "private.main.data"
         fields = connection.bind_fields(relation)
 

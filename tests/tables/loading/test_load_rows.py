@@ -328,7 +328,7 @@ load_rows(source, Path(sys.argv[3]), "visits", by="day", blocks=[sys.argv[2]])
 
 def test_a_reader_keeps_the_owner_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another process that reads the private file is no reason for a permanent failure."""
-    monkeypatch.setattr("dpflow.tables.access.sandbox.MAX_WAIT", 0.2)
+    monkeypatch.setattr("dpflow.tables.access.isolated_database.MAX_WAIT", 0.2)
     load(tmp_path, csv(tmp_path, GOOD))
     hold = "import duckdb, sys; c = duckdb.connect('visits.duckdb', read_only=True); print('open', flush=True); sys.stdin.read()"
     reader = subprocess.Popen(

@@ -16,8 +16,8 @@ from dpflow.core.contract.requests import (
     GroupValues,
 )
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import file_list, kept_sources, sandbox, sql
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access import file_list, isolated_database, kept_sources, sql
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.contract import BlockSeal, QueryBackend
 from dpflow.tables.backends.duckdb_backend.requests import (
     cached_blocks,
@@ -47,9 +47,9 @@ class DuckDBBackend(QueryBackend):
             else None
         )
         self._what = f"table {table.name!r}"
-        self._held: sandbox.Connection | None = None
+        self._held: isolated_database.Connection | None = None
         # Whatever is open now, for `cancel`.
-        self._open: sandbox.Connection | None = None
+        self._open: isolated_database.Connection | None = None
 
     @contextmanager
     def hold_open(self) -> Iterator[None]:
@@ -60,7 +60,7 @@ class DuckDBBackend(QueryBackend):
                 self._held = None
 
     @contextmanager
-    def _open_connection(self) -> Iterator[sandbox.Connection]:
+    def _open_connection(self) -> Iterator[isolated_database.Connection]:
         with kept_sources.open_source(self.table.database, self._what) as connection:
             self._open = connection
             try:

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import OpenColumn, PublicSize, UnboundedValues
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.arithmetic import stretch_hash
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.access.sql import Field
 from dpflow.tables.backends.duckdb_backend.requests.unbounded_values import TableColumn
 from dpflow.tables.backends.spark_backend.hash_bounding import write_cell_number
@@ -85,7 +85,7 @@ def open_column(
 ) -> Iterator[OpenColumn]:
     """The column of what was kept, in a session of DuckDB's in memory."""
     arrays = [kept.codes, kept.hashes, kept.values]
-    with sandbox.open_arrays(arrays, reading.connection.what) as connection:
+    with isolated_database.open_arrays(arrays, reading.connection.what) as connection:
         columns = f"c0 AS code, {stretch_hash('c1')} AS h, c2 AS x"
         connection.execute(f"CREATE TEMP VIEW kept AS SELECT {columns} FROM given")  # noqa: S608
         column, size = reading.column(request.column), kept.size

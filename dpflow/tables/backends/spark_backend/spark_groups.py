@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues, UnitScores
 from dpflow.errors import PlanRefused
 from dpflow.tables.access.arithmetic import SPARK
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.requests import holdout_groups
 from dpflow.tables.backends.spark_backend.hash_bounding import hash_text, write_group_number
 from dpflow.tables.backends.spark_backend.spark_columns import (

@@ -27,7 +27,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access.arithmetic import MAX_ROWS, SPARK, choose, coalesce, least, round_square
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.access.sql import Field, match_name
 from dpflow.tables.backends.contract import require_blocks
 from dpflow.tables.backends.grouped_answers import spread_groups

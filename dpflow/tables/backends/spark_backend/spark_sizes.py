@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.requests import SizeCounts, UnitSizes
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.spark_backend.spark_queries import SparkQuery, check_query
 
 

@@ -15,9 +15,9 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.access.arithmetic import MAX_ROWS
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     BYTES_PER_WORD,
     ROW_BITS,
@@ -39,7 +39,7 @@ from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
 class RowSource(Protocol):
     """What rows are read through: a request's query over an open file."""
 
-    connection: sandbox.Connection
+    connection: isolated_database.Connection
     parameters: list[Any]
 
     def fetch_arrays(self, query: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ def _read_cells(source: RowSource, words: PackedRows) -> Iterator[UnitGroupCells
 
 def _split_by_memory(words: PackedRows, bytes_each: int) -> list[str]:
     # Ranks and sums of a part are laid out for fewer rows than 2^ROW_BITS.
-    size = min(sandbox.memory_bytes() // bytes_each, 1 << ROW_BITS - 2)
+    size = min(isolated_database.memory_bytes() // bytes_each, 1 << ROW_BITS - 2)
     return split_rows(words.truncation.rows, words.truncation.most_rows, size)
 
 

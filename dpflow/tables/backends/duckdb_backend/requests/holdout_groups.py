@@ -19,9 +19,9 @@ from dpflow.core.contract.requests import (
 from dpflow.errors import PlanRefused
 from dpflow.extras import require_extra
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.arithmetic import DUCKDB, Whole, hash_remainder, place_from_zero
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 from dpflow.tables.language import aggregate_rendering, expressions
 from dpflow.tables.language.nodes import Node
@@ -204,7 +204,7 @@ def check_distinct(node: Node, table: Table, fields: Mapping[str, sql.Field]) ->
 
 def check_arrays(node: Node, table: Table, kinds: Mapping[str, str]) -> None:
     """Refuse what `estimate_arrays` could not compute over arrays of these kinds."""
-    # `sandbox.open_arrays` needs it, and inside a draw its absence would be the answer none.
+    # `isolated_database.open_arrays` needs it, and inside a draw its absence would be the answer none.
     with require_extra("gate", "an expression over predictions"):
         import pandas  # noqa: F401
     _arrays_query(node, table, kinds)
@@ -225,13 +225,13 @@ def estimate_arrays(
         name: "varchar" if values.dtype == object else "double" for name, values in columns.items()
     }
     query, what = _arrays_query(node, table, kinds), f"table {table.name!r}"
-    with sandbox.open_arrays([groups, *columns.values()], what) as connection:
+    with isolated_database.open_arrays([groups, *columns.values()], what) as connection:
         return spread_groups(request.groups, connection.fetch_arrays(query))
 
 
 def _arrays_query(node: Node, table: Table, kinds: Mapping[str, str]) -> str:
     """The query of an expression's ``value`` by ``bucket`` over the relation ``given`` of
-    `dpflow.tables.access.sandbox.open_arrays`.
+    `dpflow.tables.access.isolated_database.open_arrays`.
 
     Args:
         kinds: of each array after the groups' numbers, the column that it is, and "double" or

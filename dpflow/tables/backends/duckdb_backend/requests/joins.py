@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from dpflow.core.contract.joins import Join
 from dpflow.errors import PlanRefused
-from dpflow.tables.access import block_fingerprints, sandbox, sql
+from dpflow.tables.access import block_fingerprints, isolated_database, sql
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     keyed_fraction,
     place_rows,
@@ -70,14 +70,16 @@ class JoinedRelation:
             )
 
     def check_public(
-        self, connection: sandbox.Connection, private: Sequence[sandbox.Relation]
+        self,
+        connection: isolated_database.Connection,
+        private: Sequence[isolated_database.Relation],
     ) -> None:
         """Raises `PlanRefused` if a dimension reads a table that a private relation reads, or may.
 
         The declaration compares names; the catalog knows what a view of another name reads. A view
         names a table with as many parts as its author wrote, so the parts that both have decide.
         """
-        relations = [sandbox.Relation(self.relation, dict(self.fields)), *private]
+        relations = [isolated_database.Relation(self.relation, dict(self.fields)), *private]
         sources = [connection.list_sources(relation) for relation in relations]
         ours, theirs = sources[0], [name for names in sources[1:] for name in names or ()]
         hidden = None in sources
@@ -93,11 +95,11 @@ class JoinedRelation:
                 f"table, or write public: true in the join if everybody may see these rows"
             )
 
-    def fingerprint(self, connection: sandbox.Connection) -> str | None:
+    def fingerprint(self, connection: isolated_database.Connection) -> str | None:
         """What determines the relation's columns that are read; None where that cannot be told."""
         names = {self._key_field().name, *self.read}
         return block_fingerprints.fingerprint_relation(
-            connection, sandbox.Relation(self.relation, dict(self.fields)), names
+            connection, isolated_database.Relation(self.relation, dict(self.fields)), names
         )
 
     def join_clause(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpflow.core.contract.requests import KeySets, Sets
 from dpflow.late_numpy import np
 from dpflow.tables.access import sql
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import number_units, truncate_rows
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 

@@ -20,7 +20,7 @@ from dpflow.core.contract.requests import (
 )
 from dpflow.errors import PlanRefused
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.arithmetic import MAX_ROWS, place_from_zero
 from dpflow.tables.backends.contract import require_blocks
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import NumberedColumn
@@ -55,7 +55,7 @@ class RequestQuery:
     def __init__(
         self,
         table: Table,
-        connection: sandbox.Connection,
+        connection: isolated_database.Connection,
         blocks: Sequence[str],
         where: Node | None,
         salt: int | None = None,
@@ -122,7 +122,7 @@ class RequestQuery:
     def _check_dimensions(self) -> None:
         """Refuse dimensions that read what is private, unless the owner says that it is public."""
         units = [
-            sandbox.Relation(joined.relation, dict(joined.fields))
+            isolated_database.Relation(joined.relation, dict(joined.fields))
             for joined in self.joined.values()
             if joined.join.kind == "unit"
         ]
@@ -441,8 +441,11 @@ class RequestQuery:
             "AND constraint_type IN ('PRIMARY KEY', 'UNIQUE')"
         )
         unit = self.own_column(self.table.privacy_unit.column).name
-        relations = self.connection.fetch_rows(query, [sandbox.PRIVATE, unit])
-        return any(sql.quote_path(sandbox.PRIVATE, *names) == self.relation for names in relations)
+        relations = self.connection.fetch_rows(query, [isolated_database.PRIVATE, unit])
+        return any(
+            sql.quote_path(isolated_database.PRIVATE, *names) == self.relation
+            for names in relations
+        )
 
 
 def _split_keys(by: sql.Field, keys: Sequence[str]) -> list[list[str]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, coalesce
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     number_units,
     place_rows,

@@ -11,7 +11,7 @@ from dpflow.core.contract.requests import (
 from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sql
 from dpflow.tables.access.arithmetic import DUCKDB, round_square
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import CODE_BITS, NumberedColumn
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import KEY_BITS, Truncation, Value

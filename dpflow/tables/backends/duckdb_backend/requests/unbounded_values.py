@@ -31,7 +31,7 @@ from dpflow.core.contract.requests import (
     UnboundedValues,
 )
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import sandbox, sql
+from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.arithmetic import (
     BIGINT,
     DUCKDB,
@@ -43,7 +43,7 @@ from dpflow.tables.access.arithmetic import (
     least,
     operate_doubles,
 )
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import Truncation, collect_values
 from dpflow.tables.backends.duckdb_backend.requests.public_size import find_public_size
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
@@ -115,7 +115,7 @@ class TableColumn(OpenColumn):
 
     def __init__(
         self,
-        connection: sandbox.Connection,
+        connection: isolated_database.Connection,
         column: sql.Field,
         request: UnboundedValues,
         count_units: Callable[[], int],

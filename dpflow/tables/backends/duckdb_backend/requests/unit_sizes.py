@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpflow.core.contract.requests import SizeCounts, UnitSizes
 from dpflow.late_numpy import NDArray, np
 from dpflow.tables.access import sql
-from dpflow.tables.access.sandbox import as_int64
+from dpflow.tables.access.isolated_database import as_int64
 from dpflow.tables.backends.duckdb_backend.requests.query import RequestQuery
 
 

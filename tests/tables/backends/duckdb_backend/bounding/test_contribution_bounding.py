@@ -18,7 +18,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     Truncation,
@@ -462,7 +462,7 @@ def test_a_table_in_parts_gives_the_same_sums(make: Any, monkeypatch: pytest.Mon
     )
     whole = [answer_fingerprint(private.answer(request, ())) for request in requests]
     monkeypatch.setattr(dispatch, "PART_ROWS", 100)
-    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", sandbox.memory_bytes() // 100)
+    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", isolated_database.memory_bytes() // 100)
     assert [answer_fingerprint(private.answer(request, ())) for request in requests] == whole
     cut = [private.answer(GroupedSums("k", ("a", "b"), 1, 2), ()) for _ in range(2)]
     assert all(answer.rows.sum() == 2 * 37 and answer.units.sum() == 37 for answer in cut)
@@ -492,7 +492,7 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
     """
     bound = 2**58
     monkeypatch.setattr(dispatch, "PART_ROWS", 48)
-    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", sandbox.memory_bytes() // 48)
+    monkeypatch.setattr(dispatch, "BYTES_PER_WORD", isolated_database.memory_bytes() // 48)
 
     def total(extra: int) -> int:
         path = tmp_path / f"{extra}.duckdb"

@@ -19,7 +19,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.core.contract.squares import Square
 from dpflow.errors import TableUnreadable
-from dpflow.tables.access import sandbox
+from dpflow.tables.access import isolated_database
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch, sort_bounding, sorted_runs
 from dpflow.tables.backends.duckdb_backend.bounding.sort_bounding import (
     NumberedColumn,
@@ -570,4 +570,4 @@ def test_the_memory_limit_in_bytes(
 ) -> None:
     """Decimal and binary units."""
     monkeypatch.setenv("DPFLOW_MEMORY_LIMIT", limit)
-    assert sandbox.memory_bytes() == number
+    assert isolated_database.memory_bytes() == number

@@ -32,7 +32,7 @@ from dpflow.errors import (
 )
 from dpflow.extras import require_extra
 from dpflow.late_numpy import NDArray, np
-from dpflow.tables.access import row_wise_views, sql
+from dpflow.tables.access import owner_views, sql
 from dpflow.tables.access.spill import PREFIX, spill_folder
 
 T = TypeVar("T")
@@ -169,8 +169,8 @@ class Connection:
         self.checked: list[Any] = []
 
     @cached_property
-    def _rewriter(self) -> row_wise_views.ViewRewriter:
-        return row_wise_views.ViewRewriter(self, PRIVATE)
+    def _rewriter(self) -> owner_views.ViewRewriter:
+        return owner_views.ViewRewriter(self, PRIVATE)
 
     def open_session(self, what: str) -> Connection:
         """Another session of the open file, with temporary tables of its own."""
@@ -263,7 +263,7 @@ class Connection:
         Args:
             trusted: somebody answers for the SQL of a view or of computed columns, so it runs as
                 it is. All other SQL is rewritten, or refused with `PlanRefused`
-                (`dpflow.tables.access.row_wise_views`).
+                (`dpflow.tables.access.owner_views`).
         """
         if (name, trusted) not in self._found:
             parts = name.split(".")

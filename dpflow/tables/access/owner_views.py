@@ -21,15 +21,15 @@ from typing import Any, NoReturn
 
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.access import sql
-from dpflow.tables.access.row_wise_casts import find_failing_cast
-from dpflow.tables.access.row_wise_expressions import (
+from dpflow.tables.access.view_casts import find_failing_cast
+from dpflow.tables.access.view_expressions import (
     NO_JOIN,
     Catalog,
     ExpressionWriter,
     Node,
     SelectSource,
 )
-from dpflow.tables.access.row_wise_growth import MOST_GROWTH, find_growth
+from dpflow.tables.access.view_growth import MOST_GROWTH, find_growth
 
 #: What takes rows together, by the part of a query that says so.
 _CLAUSES = {

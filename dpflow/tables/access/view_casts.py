@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from dpflow.tables.access.row_wise_functions import FLOATS, RANGES, TIMES, SqlTerm, widens
+from dpflow.tables.access.view_functions import FLOATS, RANGES, TIMES, SqlTerm, widens
 
 #: Digits of the largest whole number that a DECIMAL holds.
 _MOST_DIGITS = 38

@@ -1,5 +1,5 @@
 """Expressions of views and computed columns, node by node of DuckDB's syntax tree: checked that each takes one row by
-itself and that no row can make it fail, and written again. `dpflow.tables.access.row_wise_views` does the rest.
+itself and that no row can make it fail, and written again. `dpflow.tables.access.owner_views` does the rest.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from dataclasses import dataclass, replace
 from typing import Any, NoReturn, Protocol
 
 from dpflow.errors import TableUnreadable
-from dpflow.tables.access import row_wise_functions as functions
 from dpflow.tables.access import sql
+from dpflow.tables.access import view_functions as functions
 from dpflow.tables.access.arithmetic import operate_view
-from dpflow.tables.access.row_wise_functions import SqlTerm
+from dpflow.tables.access.view_functions import SqlTerm
 
 
 class Catalog(Protocol):

@@ -15,7 +15,7 @@ from sql_world import DECLARATION, ROWS, World
 from starlette.testclient import TestClient
 
 import dpflow
-from dpflow.analyst_sql.answer import kept_answers, query_plan
+from dpflow.analyst_sql.answer import answer_cache, query_plan
 from dpflow.core.contract.columns import Column
 from dpflow.errors import DpflowError
 from dpflow.ledger import Ledger
@@ -29,9 +29,9 @@ Change = Callable[[World, dict[str, Any]], object]
 
 @pytest.fixture(autouse=True)
 def forget() -> Iterator[None]:
-    kept_answers._answers.clear()
+    answer_cache._answers.clear()
     yield
-    kept_answers._answers.clear()
+    answer_cache._answers.clear()
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_a_change_is_noticed(fresh: World, name: str, computed: list[str]) -> No
     after = outcome(fresh, question)
     if name != "no table":
         assert len(computed) == number + 1
-    kept_answers._answers.clear()
+    answer_cache._answers.clear()
     again = outcome(fresh, question)
     if isinstance(after, dict) and after["origins"][0]["stored"]:
         assert after == again
@@ -146,7 +146,7 @@ def test_parameters_are_part_of_the_question(fresh: World) -> None:
             kept[repr(value)] = outcome(
                 fresh, {"text": text, "parameters": {"n": value}, **OPTIONS}
             )
-    kept_answers._answers.clear()
+    answer_cache._answers.clear()
     for value in (1, 2.5, 30, "30"):
         question = {"text": text, "parameters": {"n": value}, **OPTIONS}
         assert outcome(fresh, question) == kept[repr(value)]
@@ -197,7 +197,7 @@ def test_large_texts_are_not_kept(fresh: World) -> None:
     text = "SELECT max(repeat('x', 200000)) AS long FROM (SELECT COUNT(*) AS n FROM visits)"
     for _ in range(3):
         assert len(fresh.ask(text=text, **OPTIONS).rows[0][0]) == 200_000
-    assert not kept_answers._answers
+    assert not answer_cache._answers
 
 
 def test_types_of_a_file_that_is_away_are_those_of_the_release(fresh: World) -> None:

@@ -20,8 +20,8 @@ from raw_values import RawType
 
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import DpflowError, InvalidDeclaration, PlanRefused, TableUnreadable
-from dpflow.tables.access import row_wise_functions, sandbox, sql
-from dpflow.tables.access.row_wise_casts import find_failing_cast
+from dpflow.tables.access import isolated_database, sql, view_functions
+from dpflow.tables.access.view_casts import find_failing_cast
 
 COUNT = GroupedSums(None, None, 1, 100)
 BASE = (
@@ -143,7 +143,7 @@ def execute(path: Path, *statements: str) -> None:
 
 def read_rows(path: Path, relation: str = "data", trusted: bool = False) -> Counter[Any]:
     """The rows of a relation as dpflow reads it."""
-    with sandbox.open_file(path, "table 'data'") as connection:
+    with isolated_database.open_file(path, "table 'data'") as connection:
         found = connection.find_relation(relation, trusted)
         return Counter(map(repr, connection.fetch_rows(f"SELECT * FROM {found.quoted} AS t")))
 
@@ -168,7 +168,7 @@ def test_what_takes_rows_together_or_may_fail_is_refused(file: Path, query: str)
     )
     with pytest.raises(PlanRefused, match=rf"relation 'data', in 'main.inner_', rule {rule}:"):
         read_rows(file)
-    with sandbox.open_file(file, "table 'data'") as connection:
+    with isolated_database.open_file(file, "table 'data'") as connection:
         assert connection.find_relation("data", trusted=True).quoted == '"private"."main"."data"'
 
 
@@ -287,7 +287,7 @@ def test_computed_columns_are_checked(file: Path) -> None:
         with pytest.raises(PlanRefused, match=rf"rule total: .*{re.escape(quoted)}"):
             read_rows(file)
     execute(file, "CREATE OR REPLACE TABLE data(u INTEGER, v INTEGER DEFAULT 3)")
-    with sandbox.open_file(file, "table 'data'") as connection:
+    with isolated_database.open_file(file, "table 'data'") as connection:
         assert connection.find_relation("data").quoted == '"private"."main"."data"'
 
 
@@ -314,7 +314,7 @@ def test_a_view_reads_its_own_table_and_no_temporary_one(make: Any, name: str) -
 
 def test_every_temporary_name_is_known() -> None:
     """The list that views are held against has whatever dpflow calls a temporary table."""
-    root = Path(sandbox.__file__).parents[1]
+    root = Path(isolated_database.__file__).parents[1]
     # What loads rows opens the file for writing, and reads no view of it.
     texts = [path.read_text() for path in root.rglob("*.py") if path.parent.name != "loading"]
     names = {
@@ -323,7 +323,7 @@ def test_every_temporary_name_is_known() -> None:
         for name in re.findall(r"(?:TEMP (?:TABLE|VIEW) |temp\.main\.)(\w+)", text)
     }
     assert {"keys", "kept", "sums", "contract_rows", "cut_"} <= names
-    assert all(name.startswith(sandbox.TEMPORARY) for name in names)
+    assert all(name.startswith(isolated_database.TEMPORARY) for name in names)
 
 
 def test_names_of_the_file_mean_nothing_else(file: Path) -> None:
@@ -391,19 +391,19 @@ def list_expressions() -> list[str]:
         "TRY(x - INTERVAL 1 DAY)",
         "TRY(x * 1.5)",
     ]
-    for name, patterns in row_wise_functions.TOTAL.items():
+    for name, patterns in view_functions.TOTAL.items():
         for pattern in patterns:
-            for part in sorted(row_wise_functions.DATE_PARTS) if "p" in pattern else [""]:
+            for part in sorted(view_functions.DATE_PARTS) if "p" in pattern else [""]:
                 for place in ("1", "1000000", "-1000000") if "i" in pattern else [""]:
                     given = {"t": "'a'", "i": place, "p": f"'{part}'"}
                     given["W"] = "n" if "F" in pattern else "x"
                     call = _calls(name, *(given.get(letter, "x") for letter in pattern))
                     found += [call, f"TRY({call})"]
     arguments = ("x", "x, x", "x, 2", "x, 'a'", "x, '%Y-%m-%d'", "x, 'a', 'b'", "x, 'a', 1")
-    parts = [f"'{part}', {x}" for part in sorted(row_wise_functions.PARTS) for x in ("x", "x, x")]
-    for name, places in row_wise_functions.ROW_WISE.items():
-        if name not in row_wise_functions.TOTAL or places is not None:
-            given = parts if name in row_wise_functions.OF_PARTS else [*arguments, "x, x, x"]
+    parts = [f"'{part}', {x}" for part in sorted(view_functions.PARTS) for x in ("x", "x, x")]
+    for name, places in view_functions.ROW_WISE.items():
+        if name not in view_functions.TOTAL or places is not None:
+            given = parts if name in view_functions.OF_PARTS else [*arguments, "x, x, x"]
             found += [f"TRY({_calls(name, *one.split(', '))})" for one in given]
     return list(dict.fromkeys(found))
 
@@ -435,7 +435,7 @@ def check_expressions(kind: RawType, path: Path, expressions: list[str]) -> int:
             except duckdb.Error:
                 continue
     read = 0
-    with sandbox.open_file(path, "table 'data'") as connection:
+    with isolated_database.open_file(path, "table 'data'") as connection:
         for at in made:
             seen = [_read_expression(connection, f"{name}{at}") for name in ("plain", "raw")]
             where = f"{expressions[at]} of {kind.name}"
@@ -446,7 +446,7 @@ def check_expressions(kind: RawType, path: Path, expressions: list[str]) -> int:
     return read
 
 
-def _read_expression(connection: sandbox.Connection, view: str) -> Counter[Any] | None:
+def _read_expression(connection: isolated_database.Connection, view: str) -> Counter[Any] | None:
     """Rows of a view, after reading its column as releases do; None if it is refused by a rule."""
     try:
         # Reads no row; DuckDB may find a constant in it that no row could save.
@@ -481,7 +481,7 @@ def test_raw_values_make_no_accepted_expression_fail_in_full(kind: str, tmp_path
 
 def test_a_function_that_fails_is_caught(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list with a function that fails on some values, and columns that are read as stored."""
-    monkeypatch.setitem(row_wise_functions.TOTAL, "+", ("WW",))
+    monkeypatch.setitem(view_functions.TOTAL, "+", ("WW",))
     with pytest.raises(DpflowError, match="cannot be read"):
         check_expressions(KINDS["BIGINT"], tmp_path / "a.duckdb", ["x + x"])
     monkeypatch.setattr(sql.Field, "_is_genuine", lambda self, value: None)
