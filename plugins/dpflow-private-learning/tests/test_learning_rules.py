@@ -7,6 +7,7 @@ import random
 import sys
 import warnings
 from collections.abc import Iterator
+from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -211,3 +212,15 @@ def test_bad_plans_are_refused() -> None:
         plan_mechanism(LearnClass(), table, listed | {"columns": ["amount", "few"]})
     with pytest.raises(PlanRefused, match="needs 1 values"):
         plan_mechanism(LearnSemiPrivate(), table, listed | {"public": [["1", "2"]]})
+
+
+def test_frames_of_nullable_booleans_and_zoned_moments_are_read() -> None:
+    """The first ended in a TypeError at its first NA, the second warned at every call."""
+    flags = pd.Series(pd.array([True, None, False], "boolean"))
+    scale = ColumnScale("x", 0, 20, Fraction(1), 5)
+    assert scale.grid_integers(flags)[0].tolist() == [1, 5, 0]
+    days = pd.to_datetime(["2026-01-02 23:00", "2026-01-30 05:00"]).tz_localize("Etc/GMT+5")
+    scale = ColumnScale("x", 20454, 20485, Fraction(1), None, dates=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert scale.grid_integers(days.to_series())[0].tolist() == [20456, 20483]

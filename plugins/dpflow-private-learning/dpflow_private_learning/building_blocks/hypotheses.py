@@ -194,6 +194,8 @@ class ColumnScale:
         None, NaN, NaT are missing.
         """
         raw = np.asarray(values)
+        if raw.dtype.kind == "O":
+            raw = np.array([*map(_plain_value, raw.tolist()), None], object)[:-1]
         # Moments in microseconds, as DuckDB stores them, become days since 1970-01-01.
         if raw.dtype.kind == "M" or (self.dates and raw.dtype.kind in "OU"):
             moments = raw.astype("datetime64[us]")
@@ -282,6 +284,15 @@ class ColumnScale:
         # NaN is missing, as in `grid_integers`.
         value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
         return value if self.missing is None else f"coalesce({value}, {self.missing})"
+
+
+def _plain_value(value: Any) -> Any:
+    """A value of a data frame as numpy reads it: pandas' NA as None, a moment with a zone in UTC."""
+    if type(value).__name__ == "NAType":
+        return None
+    if isinstance(value, dt.datetime) and value.tzinfo is not None:
+        return value.astimezone(dt.UTC).replace(tzinfo=None)
+    return value
 
 
 def to_grid(value: Fraction, column: Column) -> int:
