@@ -224,3 +224,25 @@ def test_frames_of_nullable_booleans_and_zoned_moments_are_read() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert scale.grid_integers(days.to_series())[0].tolist() == [20456, 20483]
+
+
+@pytest.mark.parametrize("step", ["0.25", "0.5", "5"])
+@pytest.mark.parametrize("kind", ["DECIMAL(38, 3)", "DECIMAL(38, 10)", "DOUBLE"])
+def test_wide_columns_with_any_decimal_step_are_exact_in_sql(step: str, kind: str) -> None:
+    """Steps that are no powers of ten were divided as doubles, which hold 53 bits."""
+    size = Fraction(step)
+    end = 2**53 + 1000
+    scale = ColumnScale("x", int(-(2**55) / size), int(end * 4 / size), size, None)
+    texts = [
+        f"{sign}{2**53 + n}.{part}"
+        for n in range(4)
+        for part in ("125", "124", "75")
+        for sign in ("", "-")
+    ]
+    with duckdb.connect() as connection:
+        rows = ", ".join(f"(CAST('{text}' AS {kind}))" for text in [*texts, "0", "1e19"])
+        got = connection.execute(
+            f"SELECT x, {scale.sql_expression()} FROM (VALUES {rows}) v(x)"
+        ).fetchall()
+    mine = scale.grid_integers(np.array([x for x, _ in got], object))[0].tolist()
+    assert mine == [int(n) for _, n in got]

@@ -281,6 +281,20 @@ class ColumnScale:
                     f"CAST({quoted} AS DOUBLE) * {self.step.denominator} / {self.step.numerator}"
                 )
             value = f"least(greatest(round({scaled}), {self.low}), {self.high})"
+            # As many decimal places as the bounds leave room for, of which a step has an even number of units.
+            longest = int(max(abs(self.low), abs(self.high)) * self.step) + 1
+            places = 37 - len(str(longest))
+            units = self.step * 10**places
+            if self._is_wide() and self.step != 1 and units.denominator == 1 and units % 2 == 0:
+                exact = f"TRY_CAST({quoted} AS DECIMAL(38, {places}))"
+                digits = f"CAST(replace(CAST({exact} AS VARCHAR), '.', '') AS HUGEINT)"
+                steps = f"(sign({quoted}) * ((abs({digits}) + {units // 2}) // {units}))"
+                nearest = f"CASE WHEN {quoted} > 0 THEN {self.high} ELSE {self.low} END"
+                value = (
+                    f"CASE WHEN typeof({quoted}) IN ('DOUBLE', 'FLOAT') THEN CAST({value} AS HUGEINT) "
+                    f"WHEN {exact} IS NULL THEN {nearest} "
+                    f"ELSE least(greatest({steps}, {self.low}), {self.high}) END"
+                )
         # NaN is missing, as in `grid_integers`.
         value = f"CASE WHEN {quoted} IS NULL OR isnan(CAST({quoted} AS DOUBLE)) THEN NULL ELSE {value} END"
         return value if self.missing is None else f"coalesce({value}, {self.missing})"
