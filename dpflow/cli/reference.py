@@ -15,7 +15,7 @@ from dpflow.core.contract.estimators import Estimator
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import JOBS, Mechanism
 from dpflow.errors import UnknownName
-from dpflow.mechanisms.rank_methods import list_choices
+from dpflow.mechanisms.rank_methods import NEVER_TAKEN, list_choices
 from dpflow.registry import AnyMechanism, Registry
 
 #: What a table of each kind shows beside names; mechanisms have a table for each of their jobs.
@@ -140,12 +140,14 @@ def _explain(name: str, registry: Registry, as_json: bool) -> None:
 
 
 def describe_door(mechanism: AnyMechanism, registry: Registry) -> str:
-    """The mechanism to ask in place of this one, for what that was measured, and where it takes this one itself."""
+    """The mechanism to ask in place of this one, for what that was measured, and where it takes this one itself, or why never."""
     door = registry.mechanisms.get(mechanism.door) if mechanism.door else None
     if not isinstance(door, Mechanism):
         return ""
     uses = list_choices(door).get(mechanism.name)
     takes = f"; it takes this one for: {'; '.join(uses)}" if uses else ""
+    if reason := NEVER_TAKEN.get(mechanism.name):
+        takes = f"; it never takes this one: {reason}"
     return door.name + describe_preference(mechanism.name) + takes
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from dpflow.cli import measured_doors, reference
 from dpflow.core.contract.mechanism import JOBS, Mechanism
-from dpflow.mechanisms.rank_methods import list_choices
+from dpflow.mechanisms.rank_methods import NEVER_TAKEN, list_choices
 from dpflow.registry import Registry
 
 REGISTRY = Registry.load()
@@ -100,6 +100,22 @@ def test_preferences_are_what_the_table_says(monkeypatch: pytest.MonkeyPatch) ->
         "approximate_median"
     )
     assert measured_doors.describe_preference("seeded_median") == ""
+
+
+def test_a_method_that_measures_better_is_taken_or_has_a_reason() -> None:
+    """The reference says why a door leaves out what is nearer in most measurements of a case, and of nothing that it takes."""
+    taken, reasons = set(), set()
+    for name, door in {n: m.door for n, m in REGISTRY.mechanisms.items() if m.door}.items():
+        mechanism = REGISTRY.mechanisms[door]
+        assert isinstance(mechanism, Mechanism)
+        taken |= list_choices(mechanism).keys()
+        shown = reference.describe_door(REGISTRY.mechanisms[name], REGISTRY)
+        if name in NEVER_TAKEN:
+            assert shown.endswith(f"; it never takes this one: {NEVER_TAKEN[name]}")
+            reasons.add(name)
+        elif "; not for " in shown:
+            assert name in taken
+    assert reasons == NEVER_TAKEN.keys() and not reasons & taken
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ the ends of the doubles.
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from fractions import Fraction
 from functools import cache
@@ -29,8 +30,11 @@ from dpflow_interior_point.mechanisms.seeded_median import (
 )
 
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import BinCounts, CellGrid
 from dpflow.core.sampling.randomness import SystemSource
+from dpflow.mechanisms.rank_methods import NEVER_TAKEN
+from dpflow.registry import Registry
 from dpflow.testing import exact_divergence
 from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import enumerate_outputs
@@ -319,3 +323,52 @@ def test_the_rank_holds_where_rows_share_a_value() -> None:
         if max(sum(v < point for v in values), sum(v > point for v in values)) - n / 2 > rank
     )
     assert bad <= 0.05 and law[0.0] > 0.9
+
+
+#: Laws of 20,000 values, by what a search for a window meets.
+LAWS = {
+    "normal": lambda rng: rng.normal(5, 2, 20_000),
+    "heavy tails": lambda rng: rng.standard_cauchy(20_000),
+    "two far humps": lambda rng: rng.normal(np.where(rng.random(20_000) < 0.4, 0, 1e9), 1),
+    "many scales": lambda rng: 2.0 ** rng.uniform(-500, 500, 20_000),
+    "one value": lambda _: np.full(20_000, 98.6),
+}
+
+
+@pytest.mark.parametrize("law", LAWS)
+def test_why_the_door_does_not_take_it(law: str) -> None:
+    """The method of `median` without bounds states ranks that hold for every law. This one is ten times as far off as it
+    states for values of several scales, with the status ok, and has no answer for equal values.
+    """
+    params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
+    declared, door = table("add-remove"), Registry.load().find_mechanism("median")
+    assert isinstance(door, Mechanism)
+    asked = door.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
+    delegation = door.delegate_to(asked, declared)
+    assert delegation is not None and delegation.mechanism not in NEVER_TAKEN
+    taken = Registry.load().find_mechanism(delegation.mechanism)
+    assert isinstance(taken, Mechanism) and SeededMedian.name in NEVER_TAKEN
+    for seed in range(2):
+        values = LAWS[law](np.random.default_rng(seed))
+        # Pairs are of rows in their order, which is random: values are sorted for ranks alone.
+        column, ordered = ArrayColumn.from_groups(values), np.sort(values)
+
+        def rank_error(value: object) -> float:
+            below, up_to = (
+                np.searchsorted(ordered, float(str(value)), s) for s in ("left", "right")
+            )
+            return max(0.0, below - 10_000, 10_000 - up_to)
+
+        planned = taken.Params.model_validate(delegation.params)
+        answer = taken.draw(planned, declared, column, StreamSource(seed)).rows[0]
+        stated = float(re.search(r"within ([\d.]+) %", answer.remark)[1])  # type: ignore[index]
+        assert rank_error(answer.value) <= 200 * stated < 1000
+        median, status = SeededMedian().draw(params, declared, column, StreamSource(seed)).rows
+        if law == "one value":
+            assert (median.value, status.value) == (None, "no_scale")
+            continue
+        stated = float(re.search(r"within ([\d,]+) of", median.remark)[1].replace(",", ""))  # type: ignore[index]
+        assert status.value == "ok" and stated < 100
+        is_within = rank_error(median.value) <= stated
+        assert is_within or rank_error(median.value) > 10 * stated
+        assert is_within == (law in ("normal", "heavy tails"))

@@ -23,7 +23,9 @@ Error: some point of the window has no more than half of the rows on either side
 so the least cost is 0 or less, also where rows share a value.
 
 When not to use it: for columns of few values, and where a wrong answer must not pass: if the median lies
-outside the window, nothing tells. `approximate_median` is right or says none.
+outside the window, or many rows are rounded to its own point of the grid, as where values are near each
+other in places that are far apart, nothing tells. So `median` never takes it, which takes `cdf`;
+`approximate_median` is right or says none.
 
 Source: the combination is proved here; Aliakbarpour, Silver, Steinke, Ullman 2023 for the first
 rounds, McSherry, Talwar 2007 for the last.
