@@ -49,6 +49,10 @@ QUERIES = [
     "SELECT draw, SUM(x) AS x FROM (SELECT draw, n AS x FROM t UNION ALL SELECT draw, n FROM t) GROUP BY draw",
     "SELECT draw, city, SUM(n) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
     "SELECT draw, city, n / SUM(n) OVER (PARTITION BY draw) AS x FROM t",
+    # More sums than numbers: each is an event of its own.
+    "SELECT draw, greatest(abs(SUM(n) - 785), abs(SUM(n) FILTER (city <> 'Bern') - 745), abs(SUM(n) FILTER (city <> 'Oslo') - 740), "
+    "abs(SUM(n) FILTER (city <> 'Rome') - 85), abs(SUM(n) FILTER (city = 'Bern') - 40), abs(SUM(n) FILTER (city = 'Oslo') - 45), "
+    "abs(SUM(n) FILTER (city = 'Rome') - 700)) AS x FROM t GROUP BY draw",
     "SELECT draw, city, n - lag(n) OVER (PARTITION BY draw ORDER BY city) AS x FROM t",
     "SELECT draw, city, n FROM t JOIN (VALUES ('Oslo', 1), ('Bern', 2)) AS c(name, code) ON name = city",
     "SELECT draw, city, TRY(ln(n)) + n AS x FROM t",
@@ -164,6 +168,16 @@ def test_intervals_hold_in_2000_draws(
     least = DRAWS * 0.95 - 4 * (DRAWS * 0.95 * 0.05) ** 0.5
     counts = count_holding(plan, *tables)
     assert min(counts) >= least, counts
+
+
+def test_each_sum_is_a_number_of_its_own(
+    world: World, tables: tuple[ReleasedTable, ReleasedTable]
+) -> None:
+    """Seven sums of three numbers shared the failures of three: 7 % of the intervals missed with Gaussian noise."""
+    (query,) = [one for one in QUERIES if one.count("FILTER") == 6]
+    plan, (noisy, _) = world.ask(f"EXPLAIN {RELEASE} {query}", epsilon=1), tables
+    intervals = find_intervals(plan.query, [noisy], run_query([noisy], plan.query)[2].rows)
+    assert intervals is not None and intervals[-1].together == 7
 
 
 def test_narrower_widths_would_be_seen(world: World) -> None:

@@ -272,7 +272,7 @@ class _Runs:
         self._is_limited = is_limited
         self._query, self._tables, self._rows = query, tables, rows
         self._keep_noisy, self._seconds = keep_noisy, seconds
-        self._has_sums = False
+        self._has_sums, self._adds_widths = False, False
         self._released = self._make_released(1)
         self._tree: Any = None
         self._shape = Shape([])
@@ -296,7 +296,7 @@ class _Runs:
             [table.describe() for table in tables],
             PROCESS.list_aggregates(),
             self._query.public,
-            write_width,
+            None if self._adds_widths else write_width,
             self._keep_noisy,
             is_total=self._is_limited is not None,
         )
@@ -312,6 +312,11 @@ class _Runs:
             rules = NoiseRules(self._released)
             self._tree = rules.copy(self._query.tree)
             self._shape = rules.read_outer(self._tree)
+            if self._has_sums and (self._shape.chosen or self._released.ranks):
+                # Which of many sums noise chose nobody counts; what follows from the widths of all cells holds of each.
+                self._has_sums, self._adds_widths, self._tree = False, True, None
+                self._released = self._make_released(1)
+                self._read_rules()
 
     def read(self) -> list[ColumnIntervals] | None:
         """The intervals of each column, by the fewest runs; None where no rule covers the query."""
@@ -462,10 +467,10 @@ class _Runs:
         if choosers and self._released.reads_published(noise.sources | choosers):
             # A published number may be a released one: what its noise chose may be any row.
             choosers = self._released.everything
-        together = min(
-            count + self._released.count_numbers(choosers),
-            self._released.count_numbers(noise.sources | choosers),
-        )
+        together = count + self._released.count_numbers(choosers)
+        if not self._has_sums:
+            # All bounds follow from those of all numbers. A sum's own width does not: each sum is one more.
+            together = min(together, self._released.count_numbers(noise.sources | choosers))
         numbers = self._list_numbers(noise.sources)
         # An answer without rows needs none; and published intervals are those of one number.
         is_single = not together or self._released.reads_published(noise.sources)

@@ -174,6 +174,8 @@ class ReleasedNoise:
         self.reads = reads
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
+        #: Whether a value is one of many by its rank.
+        self.ranks = False
         self._public, self._is_total = list(public), is_total
         self._steps = 0
         #: All released columns: what may have decided where nothing is noise. Behind the releases are public tables.

@@ -304,6 +304,7 @@ class SelectRules(SelectSources):
                 clause = select.args.get(name)
                 query.set(name, None if clause is None else clause.copy())
             parts.append(exp.Subquery(this=query))
+        self._released.ranks = True
         count = number(self._released.count_numbers(sources))
         return Known(True, sources, parts[0], parts[1], count)
 
