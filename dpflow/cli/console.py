@@ -138,7 +138,16 @@ def open_decisions(target: str | None, *, create: bool = False) -> Any:
         return open_ledger(target, create=create)
     from dpflow.client.owner import RemoteLedger
 
-    return RemoteLedger(service)
+    return RemoteLedger(service, confirm_decision)
+
+
+def confirm_decision(lines: Sequence[str]) -> bool:
+    """Show what is about to be signed. On a terminal ask; true if the person agrees, false where nobody is asked."""
+    from dpflow.client.owner import show_lines
+
+    show_lines(lines)
+    is_person = sys.stdin.isatty() and sys.stderr.isatty()
+    return is_person and typer.confirm("sign this?", abort=True, err=True)
 
 
 def find_ledger(target: str | None, files: Sequence[Path] = ()) -> Ledger | None:

@@ -26,7 +26,7 @@ from dpflow.core.accounting.privacy_filters import Filter, FilterName
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput
 from dpflow.ledger import GrantProposal, Scope
-from dpflow.ledger.audit.entry_text import explain_conditions, list_changes
+from dpflow.ledger.audit.entry_text import escape_controls, list_changes, list_terms
 
 ScopeArgument = Annotated[str, typer.Argument(help="A scope, such as flights or flights/team-a.")]
 EpsilonOption = Annotated[str, typer.Option(help="Epsilon, such as 1 or 0.5.")]
@@ -152,7 +152,7 @@ def grant(
     told = book.grant(
         scope, epsilon, delta, table=declaration, principal=current_principal(), **terms
     )
-    _show_grant(told, as_json, book)
+    _show_grant(told, as_json)
     granted = told.terms if isinstance(told, GrantProposal) else told
     # Nothing adds up the budgets of two scopes over one table, so its owner is told.
     root = scope.partition("/")[0]
@@ -203,17 +203,20 @@ def quota(
     terms |= {"signers": signer, "signer": checkpoints.read_signer(sign), "period": period}
     terms |= {"witness": witness, "witness_every": witness_every, "reason": reason}
     told = book.quota(scope, epsilon, delta, principal=current_principal(), **terms)
-    _show_grant(told, as_json, book)
+    _show_grant(told, as_json)
 
 
 def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> None:
     """The grants that wait for the approval of a second principal."""
     book = open_decisions(ledger)
     waiting, granted = book.proposals(), {scope.scope: scope for scope in book.scopes()}
-    changes = [list_changes(granted.get(p.terms.scope), p.terms) for p in waiting]
     if as_json:
+        changes = [list_changes(granted.get(p.terms.scope), p.terms) for p in waiting]
         return show_json(
-            [_describe_grant(p) | {"changes": c} for p, c in zip(waiting, changes, strict=True)]
+            [
+                _describe_grant(p) | {"changes": c, "terms": p.digest}
+                for p, c in zip(waiting, changes, strict=True)
+            ]
         )
     columns = ("scope", "entry", "epsilon", "delta", "filter", "approvals", "proposed by")
     cells = []
@@ -221,11 +224,14 @@ def show_proposals(ledger: LedgerOption = None, as_json: JsonOption = False) -> 
         terms = proposal.terms
         amounts = exact_text(terms.filter.epsilon), exact_text(terms.filter.delta)
         rule = terms.filter.name, terms.approvals
-        cells.append((terms.scope, proposal.seq, *amounts, *rule, proposal.principal))
+        row = terms.scope, proposal.seq, *amounts, *rule, proposal.principal
+        cells.append([escape_controls(str(cell)) for cell in row])
     show_table("grants that wait", columns, cells)
-    for proposal, lines in zip(waiting, changes, strict=True):
-        why = f" ({proposal.reason})" if proposal.reason else ""
-        _print_changes(f"entry {proposal.seq} would change of {proposal.terms.scope}{why}", lines)
+    for proposal in waiting:
+        terms, why = proposal.terms, f" ({proposal.reason})" if proposal.reason else ""
+        lines = list_terms(granted.get(terms.scope), terms)
+        _print_changes(f"entry {proposal.seq} would change of {terms.scope}{why}", lines)
+        print(f"  --terms {proposal.digest}")
 
 
 def approve(
@@ -233,6 +239,9 @@ def approve(
     entry: Annotated[
         int, typer.Argument(help="The entry that proposed the grant, as dpflow ledger proposals shows it.")
     ],
+    digest: Annotated[
+        str | None, typer.Option("--terms", help="All terms as dpflow ledger proposals shows them, by the digest it prints.")
+    ] = None,
     sign: SignOption = None,
     reason: GrantReasonOption = "",
     ledger: LedgerOption = None,
@@ -240,11 +249,11 @@ def approve(
 ) -> None:  # fmt: skip
     """Put a grant into effect that another principal proposed."""
     terms: Any = {"principal": current_principal(), "signer": checkpoints.read_signer(sign)}
-    terms["reason"] = reason
+    terms |= {"reason": reason, "digest": digest}
     book = _open_book(ledger)
     before = next((granted for granted in book.scopes() if granted.scope == scope), None)
     granted = book.approve(scope, entry, **terms)
-    _show_grant(granted, as_json, book)
+    _show_grant(granted, as_json)
     if not as_json:
         _print_changes("changed", list_changes(before, granted))
 
@@ -263,9 +272,10 @@ def _count_releases(rule: Filter) -> dict[str, int]:
 
 
 def _print_changes(title: str, changes: Sequence[str]) -> None:
-    print(f"{title}:{'' if changes else ' nothing'}")
+    # A service may say anything, also what a terminal obeys.
+    print(f"{escape_controls(title)}:{'' if changes else ' nothing'}")
     for change in changes:
-        print(f"  {change}")
+        print(f"  {escape_controls(change)}")
 
 
 def _read_certifiers(
@@ -295,14 +305,8 @@ def _describe_grant(told: Scope | GrantProposal) -> dict[str, Any]:
     return about
 
 
-def _show_grant(told: Scope | GrantProposal, as_json: bool, book: Any) -> None:
-    from dpflow.ledger import Ledger
-
+def _show_grant(told: Scope | GrantProposal, as_json: bool) -> None:
     granted = told.terms if isinstance(told, GrantProposal) else told
-    conditions = explain_conditions(granted.filter, granted.approvals)
-    # Of those that were left out only the service says that they are in force.
-    if conditions and not isinstance(book, Ledger):
-        print(f"signed with these conditions: {conditions}", file=sys.stderr)
     if as_json:
         return show_json(_describe_grant(told))
     rule = granted.filter

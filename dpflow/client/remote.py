@@ -169,13 +169,15 @@ class RemoteClient(Client):
         since: str | None = None,
         principal: str | None = None,
         limit: int = 50,
+        end: int | None = None,
     ) -> list[dict[str, Any]]:
-        """As `Client.history`."""
+        """As `Client.history`, below the entry ``end``."""
         asked = {"scope": scope, "since": since, "principal": principal}
         entries: list[dict[str, Any]] = []
         while True:
             size = min(limit - len(entries), MAX_ENTRIES)
-            before = str(entries[0]["seq"]) if entries else None
+            first = entries[0]["seq"] if entries else end
+            before = None if first is None else str(first)
             page = self._ask("GET", "history", **asked, before=before, limit=str(size))
             entries = [*page, *entries]
             if len(page) < size or len(entries) >= limit:

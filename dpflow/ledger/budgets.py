@@ -160,6 +160,7 @@ class BudgetLedger(MovableLedger):
         principal: str,
         signer: DecisionSigner | None = None,
         reason: str = "",
+        digest: str | None = None,
     ) -> Scope:
         """Put a grant into effect that another principal proposed.
 
@@ -167,6 +168,7 @@ class BudgetLedger(MovableLedger):
             proposal: the number of the entry that proposed it, so that nobody approves what came in
                 its place meanwhile.
             signer, reason: as for `grant`.
+            digest: `GrantProposal.digest` of what the approver saw, if it is to be compared.
 
         Raises:
             InvalidInput: nothing that this entry proposed waits, or this principal proposed it.
@@ -175,7 +177,9 @@ class BudgetLedger(MovableLedger):
         grants.checked_scope(scope)
         principal = checked_principal(principal)
         with self._begin_writing() as writer:
-            return grants.approve_proposal(writer, scope, proposal, principal, signer, reason)
+            return grants.approve_proposal(
+                writer, scope, proposal, principal, signer, reason, digest
+            )
 
     def proposals(self) -> list[GrantProposal]:
         """Grants that wait for a second principal, the oldest first."""

@@ -46,7 +46,9 @@ class PublicFacts:
 
     def describe(self, caller: Caller, name: str) -> Reply:
         """One of the caller's tables: whom it protects, its columns and bounds, the budgets."""
-        table = self.find_table(caller, name)
+        # Who grants for a table sees what it protects.
+        may_grant = caller.terms.role == "owner" and name in self._tables
+        table = self._tables[name] if may_grant else self.find_table(caller, name)
         budgets = self.list_remaining(caller, caller.terms.scope)
         return describe_table(table) | {
             "columns": describe_typed_columns(table),

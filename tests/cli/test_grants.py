@@ -140,7 +140,10 @@ def test_two_owners_agree_to_a_grant(tiny: Tiny, run: Run, monkeypatch: pytest.M
         run("approve", "visits", "2")
     assert Ledger(tiny.ledger).scope("visits").epsilon == 1
     monkeypatch.setenv("DPFLOW_PRINCIPAL", "second")
-    assert run("approve", "visits", "2", "--json")["approvals"] == 2
+    with pytest.raises(InvalidInput, match="no grant with these terms, proposed by entry 2"):
+        run("approve", "visits", "2", "--terms", "0" * 40)
+    assert f"--terms {waiting[0]['terms']}" in table
+    assert run("approve", "visits", "2", "--terms", waiting[0]["terms"], "--json")["approvals"] == 2
     assert Ledger(tiny.ledger).scope("visits").epsilon == 7 and run("proposals", "--json") == []
     told = run("quota", "visits/a", "--epsilon", "1", "--approvals", "2", "--json")
     assert (told["proposal"], told["proposed_by"]) == (4, "second")

@@ -4,15 +4,18 @@ nothing else is.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 import yaml
@@ -20,10 +23,11 @@ from audit_program import export_text, run_audit
 from forked_programs import ForkedProgram
 from service_world import TOKENS, Server, ServiceWorld, headers_of
 
+from dpflow.cli.console import confirm_decision
 from dpflow.client.owner import RemoteLedger
 from dpflow.client.remote import RemoteClient
 from dpflow.core.accounting.events import Pure
-from dpflow.errors import SignatureRequired
+from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable, SignatureRequired
 from dpflow.ledger import Ledger, ReleaseKey
 from dpflow.ledger.history.checkpoint import SentSignature, Signer
 
@@ -149,7 +153,7 @@ def test_commands_decide_there_as_beside_the_ledger(tmp_path: Path) -> None:
         ("grant", "visits", *large, "--table", "visits", "--approvals", "2", "--sign", "ann", "--json"),
         ("proposals",),
         ("proposals", "--json"),
-        ("approve", "visits", "PROPOSAL", "--sign", "bob"),
+        ("approve", "visits", "PROPOSAL", "--terms", "DIGEST", "--sign", "bob"),
         ("quota", "visits/team", "--epsilon", "0.5", "--period", "day", "--sign", "bob", "--json"),
         ("grant", "other", "--epsilon", "2", "--no-table", "--tail-share", "1", "--sign", "eve"),
         ("resolve", owners.orphans[0], "--reason", "host lost", "--sign", "ann"),
@@ -160,7 +164,14 @@ def test_commands_decide_there_as_beside_the_ledger(tmp_path: Path) -> None:
     for words in commands:
         if "PROPOSAL" in words:
             (waiting,) = owners.ledger.proposals()
-            words = tuple(str(waiting.seq) if word == "PROPOSAL" else word for word in words)
+            named = {"PROPOSAL": str(waiting.seq), "DIGEST": waiting.digest}
+            words = tuple(named.get(word, word) for word in words)
+            unseen = [word for word in words if word not in ("--terms", waiting.digest)][:-1]
+            program = ForkedProgram(
+                COMMAND, str(client), "ledger", *unseen, str(owners.keys / "bob"), environment=there
+            )
+            refused, (_, why) = program.wait()
+            assert refused == 1 and "--terms DIGEST" in why and owners.ledger.proposals()
         if "--sign" in words:
             at = words.index("--sign") + 1
             words = (*words[:at], str(owners.keys / words[at]), *words[at + 1 :])
@@ -338,6 +349,19 @@ class Lying:
     def __init__(self, change: Callable[[dict[str, Any]], Any]) -> None:
         self._change, self.sent = change, list[dict[str, Any]]()
 
+    def scopes(self) -> list[dict[str, Any]]:
+        return [scope.to_json() for scope in self.ledger.scopes()]
+
+    def proposals(self) -> list[dict[str, Any]]:
+        shown = [asdict(p) | {"terms": p.terms.to_json()} for p in self.ledger.proposals()]
+        return [self.show(one) or one for one in shown]
+
+    def show(self, proposal: dict[str, Any]) -> dict[str, Any] | None:
+        """A proposal as it is listed, None for the truth."""
+
+    def history(self, end: int | None = None, **_: Any) -> list[dict[str, Any]]:
+        return [entry.to_json() for entry in self.ledger.history(before=end or 2**62)]
+
     def decide(self, decision: dict[str, Any]) -> dict[str, Any]:
         self.sent.append(decision)
         ledger = self.ledger
@@ -378,6 +402,12 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
     "another certifier": lambda line: change_rule(line, certified_by=[EVE.public_text]),
     "one approval": lambda line: line["body"].pop("approvals"),
     "another scope": lambda line: line.update(scope="other"),
+    "another unit": lambda line: line["body"].update(protects="a person's row"),
+    "blocks": lambda line: line["body"].update(blocks=1),
+    "a period": lambda line: change_rule(line, period="day"),
+    "a witness": lambda line: change_rule(line, witness=[EVE.public_text, 5]),
+    "no signers": lambda line: change_rule(line, signers=[]),
+    "no proposal": lambda line: line.update(kind="grant"),
     "another kind": lambda line: line.update(kind="resolve"),
     "another person": lambda line: line.update(principal="bob"),
     "an approval": lambda line: line["body"].update(proposal=4),
@@ -389,28 +419,141 @@ LIES: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-@pytest.mark.parametrize("lie", LIES)
-def test_a_person_signs_nothing_else_than_was_decided(tmp_path: Path, lie: str) -> None:
-    """Whatever the service asks for; the truth is signed."""
-    for name, is_true in ((lie, False), ("truth", True)):
-        service = Lying(LIES.get(name, lambda line: None))
-        service.ledger = Ledger(
-            tmp_path / name / "l.sqlite", anchor=tmp_path / name / "a", create=True
-        )
-        people: Any = {
-            "signers": [ANN.public_text, BOB.public_text],
-            "certified_by": [BOB.public_text],
-        }
-        service.ledger.grant(
-            "s", 1, 0, table=None, principal="x", signer=ANN, filter="basic", **people
-        )
-        said = "others wrote" if is_true else "something else than was decided here"
-        with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match=said):
-            patch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
-            terms: Any = people | {"filter": "basic", "approvals": 2, "signer": ANN}
-            terms["reason"] = "the trial"
-            RemoteLedger(service).grant("s", "2", "0", table=None, **terms)  # type: ignore[arg-type]
-        assert any(decision["signature"] for decision in service.sent) == is_true
+@pytest.mark.parametrize("left_out", [False, True])
+@pytest.mark.parametrize("lie", [*LIES, "truth"])
+def test_a_person_signs_nothing_else_than_was_decided(
+    tmp_path: Path, lie: str, left_out: bool
+) -> None:
+    """Whatever the service asks for, of terms that are named and of those that stay; the truth is signed, once it was shown."""
+    is_true = lie == "truth"
+    service = Lying(LIES.get(lie, lambda line: None))
+    service.ledger = Ledger(tmp_path / "l.sqlite", anchor=tmp_path / "a", create=True)
+    people: Any = {
+        "signers": [ANN.public_text, BOB.public_text],
+        "certified_by": [BOB.public_text],
+    }
+    service.ledger.grant("s", 1, 0, table=None, principal="x", signer=ANN, filter="basic", **people)
+    said = "others wrote" if is_true else "something else than was decided here"
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Exception, match=said):
+        patch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
+        terms: Any = {} if left_out else people | {"filter": "basic"}
+        terms |= {"approvals": 2, "signer": ANN, "reason": "the trial"}
+        shown: list[str] = []
+        remote = RemoteLedger(service, lambda lines: shown.extend(lines) or True)  # type: ignore[arg-type,func-returns-value]
+        remote.grant("s", "2", "0", table=None, **terms)
+    assert any(decision["signature"] for decision in service.sent) == is_true
+    if is_true:
+        keys = f"signer stays: {ANN.public_text}", f"certifier stays: {BOB.public_text}"
+        assert all(f"  {line}" in shown for line in (*keys, "epsilon: 1 -> 2"))
+
+
+def make_lying(folder: Path) -> Any:
+    """A service whose scope ``s`` ann and bob grant, with a proposal of ann's that grants epsilon 10^6 to ann and eve."""
+    service: Any = Lying(lambda line: None)
+    service.ledger = Ledger(folder / "l.sqlite", anchor=folder / "a", create=True)
+    terms: dict[str, Any] = {"table": None, "principal": "x", "signer": ANN}
+    people = [ANN.public_text, BOB.public_text]
+    service.ledger.grant("s", 1, 0, filter="basic", signers=people, **terms)
+    terms |= {"approvals": 2, "confirm_large": True, "signers": [ANN.public_text, EVE.public_text]}
+    service.ledger.grant("s", 10**6, 0, **terms)
+    return service
+
+
+@pytest.mark.parametrize("changes", ["terms", "digest", "reason", "proposer", "nothing"])
+def test_an_approver_signs_what_was_shown(
+    tmp_path: Path, changes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service lists one proposal and has another signed; or lists another when it is approved than before."""
+    monkeypatch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
+    service = make_lying(tmp_path)
+    (truth,) = RemoteLedger(service).proposals()
+
+    def show(proposal: dict[str, Any]) -> dict[str, Any]:
+        if changes in ("reason", "proposer"):
+            return proposal | {"reason": "a gift"} if changes == "reason" else proposal | {"principal": "eve"}  # fmt: skip
+        rule = json.dumps(proposal["terms"]).replace("1000000", "2")
+        return proposal | {"terms": json.loads(rule.replace(EVE.public_text, BOB.public_text))}
+
+    if changes != "nothing":
+        service.show = show
+    (seen,) = RemoteLedger(service).proposals()
+    assert (seen.digest == truth.digest) == (changes == "nothing")
+    if changes != "terms":
+        service.__dict__.pop("show", None)
+    with pytest.raises(InvalidInput, match="--terms DIGEST"):
+        RemoteLedger(service).approve("s", seen.seq, signer=BOB, reason="")
+    with pytest.raises(InvalidInput, match="no grant with these terms"):
+        RemoteLedger(service).approve("s", seen.seq, digest="", signer=BOB, reason="")
+    said = {"terms": "something else than was", "nothing": "others wrote"}
+    with pytest.raises(DpflowError, match=said.get(changes, "no grant with these terms")):
+        RemoteLedger(service).approve("s", seen.seq, digest=seen.digest, signer=BOB, reason="")
+    assert any(decision["signature"] for decision in service.sent) == (changes == "nothing")
+
+
+def test_a_person_agrees_to_all_that_is_signed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On a terminal, which obeys nothing of what the service says; who says no signs nothing."""
+    monkeypatch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
+    monkeypatch.setattr("sys.stdin", Terminal())
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    service = make_lying(tmp_path)
+    service.show = lambda proposal: proposal | {"reason": "\x1b[2J\u202e"}
+    for agrees, error in ((False, click.exceptions.Abort), (True, ServiceUnavailable)):
+        monkeypatch.setattr("typer.confirm", confirm := Confirm(agrees))
+        with pytest.raises(error):
+            RemoteLedger(service, confirm_decision).approve("s", 2, signer=BOB, reason="")
+        assert confirm.asked and any(one["signature"] for one in service.sent) == agrees
+        shown = capsys.readouterr().err
+        assert "\x1b" not in shown and "\u202e" not in shown
+        for line in ("epsilon: 1 -> 1000000", f"signer added: {EVE.public_text}", "filter stays"):
+            assert line in shown
+
+
+class Terminal(io.StringIO):
+    """Where a person types."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Confirm:
+    """A person who agrees, or does not."""
+
+    def __init__(self, agrees: bool) -> None:
+        self._agrees, self.asked = agrees, False
+
+    def __call__(self, _: str, *, abort: bool, err: bool) -> bool:
+        self.asked = True
+        if not self._agrees and abort:
+            raise click.exceptions.Abort
+        return True
+
+
+@pytest.mark.parametrize("decision", ["close", "retry"])
+@pytest.mark.parametrize(
+    "lie",
+    [{"scope": "other"}, {"becomes": "settled"}, {"becomes": "closed"}, {"fenced_below": 0}, {}],
+)
+def test_an_end_is_of_the_release_that_was_named(
+    tmp_path: Path, lie: dict[str, Any], decision: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its scope, and as the decision says."""
+    monkeypatch.setattr("dpflow.client.owner.MAX_SIGNED", 2)
+    service = make_lying(tmp_path)
+    orphan = service.ledger.reserve(
+        ReleaseKey("s", "", "", "r", "d"), event=Pure(Fraction(1, 10)), blocks=(), family="f", slot=None,
+        principal="spender", request={"name": "r"},
+    ).release_id  # fmt: skip
+
+    def change(line: dict[str, Any]) -> None:
+        line.update({name: value for name, value in lie.items() if name == "scope"})
+        line["body"].update({name: value for name, value in lie.items() if name != "scope"})
+
+    service._change = change
+    with pytest.raises(DpflowError, match="something else than was" if lie else "others wrote"):
+        RemoteLedger(service).resolve(orphan, reason="lost", decision=decision, signer=ANN)
+    assert any(one["signature"] for one in service.sent) == (not lie)
 
 
 def test_the_services_own_key_decides_nothing(tmp_path: Path) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
+
+EACH_BLOCK = "a budget each"
 
 
 def describe_table(table: Table) -> dict[str, Any]:
@@ -20,11 +23,16 @@ def describe_table(table: Table) -> dict[str, Any]:
         "rows of one unit that count": f"{bounds.rows}, in all groups together",
         "groups one unit reaches": f"{bounds.max_groups}, with at most {bounds.per_group} rows in each",
         "blocks": table.block
-        and f"{table.block} ({'a budget each' if table.protects == 'unit-block' else 'one budget'})",
+        and f"{table.block} ({EACH_BLOCK if table.protects == 'unit-block' else 'one budget'})",
         "joins": ", ".join(f"{join.name} ({join.relation}, {join.kind})" for join in table.joins),
         "holdout": table.holdout and "readable through a gate session only",
     }
     return {name: value for name, value in about.items() if value}
+
+
+def has_block_budgets(about: Mapping[str, Any]) -> bool:
+    """Whether each block has a budget, as `describe_table` says it."""
+    return str(about.get("blocks", "")).endswith(f"({EACH_BLOCK})")
 
 
 def describe_columns(table: Table) -> list[dict[str, Any]]:

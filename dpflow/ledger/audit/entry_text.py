@@ -23,6 +23,11 @@ def explain_entry(entry: Entry) -> str:
         return "cannot be read; run dpflow ledger verify"
 
 
+def escape_controls(text: str) -> str:
+    """Text in which control and invisible characters are spelled out."""
+    return "".join(sign if sign.isprintable() else ascii(sign)[1:-1] for sign in text)
+
+
 def explain_conditions(rule: Filter, approvals: int) -> str:
     """The terms of a grant beside its amounts, in one line; what it does not have is left out."""
     terms = [f"each {rule.period}"] if rule.period else []
@@ -50,6 +55,18 @@ def list_changes(before: Scope | None, after: Scope) -> list[str]:
     return changes
 
 
+def list_terms(before: Scope | None, after: Scope) -> list[str]:
+    """All terms of a grant: what it changes, then what stays, keys in full."""
+    stays = []
+    then: dict[str, Any] = {} if before is None else _name_terms(before)
+    for name, value in _name_terms(after).items():
+        if isinstance(value, tuple):
+            stays += [f"{name} stays: {key}" for key in value if key in then.get(name, ())]
+        elif value and then.get(name) == value:
+            stays.append(f"{name} stays: {value}")
+    return list_changes(before, after) + stays
+
+
 def _name_terms(granted: Scope) -> dict[str, str | tuple[str, ...]]:
     rule = granted.filter
     witness = rule.witness and f"{rule.witness.key} within {counted(rule.witness.every, 'charge')}"
@@ -58,6 +75,7 @@ def _name_terms(granted: Scope) -> dict[str, str | tuple[str, ...]]:
         "delta": exact_text(rule.delta),
         "filter": rule.name,
         "tail delta": exact_text(rule.tail_delta) if rule.order is not None else "",
+        "Renyi order": exact_text(rule.order) if rule.order is not None else "",
         "period": rule.period or "",
         "protects": granted.protects + (", in every block" if granted.blocks else ""),
         "approvals": str(granted.approvals),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
@@ -23,7 +24,7 @@ from dpflow.core.accounting.privacy_filters import (
 )
 from dpflow.core.contract.declaration import NOBODY
 from dpflow.core.contract.strict_models import check_flag
-from dpflow.errors import GrantConflict, InvalidInput, LedgerCorrupt
+from dpflow.errors import DpflowError, GrantConflict, InvalidInput, LedgerCorrupt
 from dpflow.ledger.books import charges, witnesses
 from dpflow.ledger.books.budget_refusal import MAX_USUAL_DELTA, MAX_USUAL_EPSILON
 from dpflow.ledger.books.records import (
@@ -51,6 +52,7 @@ from dpflow.ledger.storage.statements import Prepared
 _PROPOSED = Prepared(
     sa.select(schema.entry).where(schema.entry.c.seq == sa.bindparam("seq", type_=sa.BigInteger))
 )
+OTHER_TERMS = "no grant with these terms, proposed by entry {seq}, waits for scope {scope!r}; dpflow ledger proposals prints --terms"
 _PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
 
 
@@ -160,6 +162,26 @@ class Terms:
         name = self.filter or default_filter(self.delta)
         built = make_filter(name, self.epsilon, self.delta, tail_share=share)
         return self.add_conditions(built, known)
+
+    def change_filter(self, before: Scope) -> Filter:
+        """The filter of a scope that was charged. Raises `GrantConflict` or `InvalidAmount`."""
+        return self.add_conditions(_change_amounts(before, self), before.filter)
+
+    def list_grants(self, before: Scope | None, granted: Scope) -> list[Scope]:
+        """What these terms can make of a scope: while nothing is charged, and afterwards.
+
+        Args:
+            granted: names the scope, and what it then protects.
+        """
+        known = None if before is None else before.filter
+        terms = self.choose_filter(known, granted.protects)
+        rules = []
+        with contextlib.suppress(DpflowError):
+            rules.append(terms.build_filter(known))
+        with contextlib.suppress(DpflowError):
+            rules += [] if before is None else [terms.change_filter(before)]
+        approvals = self.approvals or (1 if before is None else before.approvals)
+        return [replace(granted, filter=rule, approvals=approvals) for rule in rules]
 
     def add_conditions(self, filter: Filter, known: Filter | None) -> Filter:
         """The filter with whom these terms trust, who signs and when they refresh, or with what an
@@ -277,7 +299,7 @@ def store_grant(
         )
     # While nothing is spent, the Renyi order may still follow the new amounts.
     if before is not None and any(cost != Cost() for _, cost in used):
-        filter = terms.add_conditions(_change_amounts(before, terms), before.filter)
+        filter = terms.change_filter(before)
         if filter.period != before.filter.period:
             counted = f"each {before.filter.period}" if before.filter.period else "without periods"
             raise GrantConflict(
@@ -491,6 +513,7 @@ def approve_proposal(
     principal: str,
     signer: DecisionSigner | None,
     reason: str = "",
+    digest: str | None = None,
 ) -> Scope:
     """Put a proposed grant into effect. See `Ledger.approve`."""
     checked_name("a reason", reason, empty=True, longest=1000)
@@ -505,7 +528,10 @@ def approve_proposal(
             f"{decision.by} proposed this grant, and somebody else approves it; have a second owner run: "
             f"dpflow ledger approve {scope} {seq}"
         )
-    granted = _read_proposal(state, row).terms
+    proposal = _read_proposal(state, row)
+    if digest not in (None, proposal.digest):
+        raise InvalidInput(OTHER_TERMS.format(scope=scope, seq=seq))
+    granted = proposal.terms
     # Both signatures are of keys that may sign now, each of one person: whoever left the list since,
     # or has another key or name there, does not count as the second.
     if not _is_still_signed(state, seq, require_signer(state, granted, signer)):

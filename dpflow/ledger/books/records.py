@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+import hashlib
 import json
 import math
 import re
@@ -23,6 +24,7 @@ from dpflow.core.accounting.privacy_filters import (
     Filter,
 )
 from dpflow.errors import InvalidInput, LedgerCorrupt
+from dpflow.ledger.storage.compact_json import canonical_json
 
 if TYPE_CHECKING:
     from dpflow.ledger.history.state import LedgerState
@@ -406,6 +408,12 @@ class GrantProposal:
     #: Of the entry that proposed it; whoever approves names it.
     seq: int
     reason: str = ""
+
+    @property
+    def digest(self) -> str:
+        """160 bits, in hexadecimal, of all that an approver agrees to: entry, terms, proposer and reason."""
+        text = canonical_json(vars(self) | {"terms": self.terms.to_json()})
+        return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
 def _used_part(amount: int, limit: int) -> Fraction:
