@@ -424,7 +424,9 @@ def estimate_shares(
     low = np.divide(below_low, most, out=np.zeros(len(below)), where=most > 0)
     least = below_high + above_low
     high = np.divide(below_high, least, out=np.ones(len(below)), where=least > 0)
-    return shares, np.minimum(np.maximum(high - shares, shares - low), 1.0)
+    # A share is a double, which a third is not: without noise that is all that it is off by.
+    rounded = np.where((shares > 0) & (shares < 1), 2.0**-51, 0.0)
+    return shares, np.minimum(np.maximum(high - shares, shares - low) + rounded, 1.0)
 
 
 def _time_of(answer: OpenColumn) -> str:

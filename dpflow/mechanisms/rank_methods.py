@@ -89,7 +89,8 @@ def choose_method(mechanism: RankMechanism, params: RankParams, table: Table) ->
     limit = min(MAX_RANK_ERROR, *(float(min(p, 1 - p)) for p in quantiles))
     size = params.size or math.ceil(SPARE * drawn / limit)
     cdf = CdfParams.model_validate(_cdf_params(params, quantiles))
-    counted = Cdf().rank_error(cdf, table, size)
+    # Without noise it still tells no two rows of a cell apart.
+    counted = max(1.0, Cdf().rank_error(cdf, table, size))
     if drawn <= counted:
         return None
     why = (

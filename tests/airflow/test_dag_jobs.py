@@ -71,7 +71,7 @@ def read(tiny: Tiny) -> Callable[..., list[Job]]:
 def asked(job: Job, runs: int = 1) -> list[list[tuple[str, tuple[str, ...]]]]:
     """Names and blocks that the first runs ask for."""
     return [
-        [(request.name, blocks) for task in job.tasks for request, blocks, _ in task.asks(run)]
+        [(request.name, blocks) for task in job.tasks for request, blocks, *_ in task.asks(run)]
         for run in itertools.islice(job.runs(), runs)
     ]
 
@@ -144,7 +144,7 @@ def test_a_forecast_is_what_the_operators_charge(
     )
     (run,) = itertools.islice(job.runs(), 1)
     for task in job.tasks:
-        for number, (request, blocks, _) in enumerate(task.asks(run)):
+        for number, (request, blocks, *_) in enumerate(task.asks(run)):
             operator = ReleaseOperator(
                 task_id=task.name,
                 release=request.model_dump(mode="json", exclude_defaults=True),

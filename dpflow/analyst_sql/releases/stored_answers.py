@@ -434,6 +434,6 @@ def _find_errors(stored: Stored, asked: PartPlan) -> dict[str, float]:
     sizes = dict(error_sizes(stored.part, plan))
     # The errors are those of sums of as many noises.
     for label in sizes if cells > 1 else ():
-        width = make_width(plan, Row("", label, None), cells)(1) or math.inf
-        sizes[label] = width + find_excess(plan, label)
+        width = make_width(plan, Row("", label, None), cells)(1)
+        sizes[label] = math.inf if width is None else width + find_excess(plan, label)
     return sizes

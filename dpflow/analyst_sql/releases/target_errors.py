@@ -118,7 +118,8 @@ def error_share(target: Target, part: PartPlan) -> float:
         error = release.query.error_bound(measure, release.tails(measure))
         if part.cells > 1:
             # Of a level that is added up from it.
-            error = make_width(part.plan, Row("", label, None), part.cells)(1) or error
+            width = make_width(part.plan, Row("", label, None), part.cells)(1)
+            error = error if width is None else width
         allowed = float(target.size)
         if target.relative:
             assert target.rows is not None

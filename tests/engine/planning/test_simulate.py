@@ -158,7 +158,7 @@ def test_the_forecast_is_what_the_ledger_does(tiny: Tiny, registry: Registry) ->
             "daily", "release", run.occurrence, make_slot(run.occurrence), "tester"
         )
         try:
-            for request, blocks, _ in daily.tasks[0].asks(run):
+            for request, blocks, *_ in daily.tasks[0].asks(run):
                 plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
                 release(plan, ledger, registry, run_identity=occasion, spend_again=True)
         except BudgetExceeded:
@@ -176,7 +176,7 @@ def test_a_forecast_counts_intervals_that_paid_for_another_release(
     ledger, daily, edited = Ledger(tiny.ledger), job(tiny, "0.1"), job(tiny, "0.15")
     (run,) = itertools.islice(daily.runs(), 1)
     slot = make_slot("daily", run.occurrence, "release")
-    ((request, blocks, _),) = daily.tasks[0].asks(run)
+    ((request, blocks, *_),) = daily.tasks[0].asks(run)
     plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
     identity = RunIdentity("daily", "release", run.occurrence, slot, "tester")
     release(plan, ledger, registry, run_identity=identity)
@@ -184,7 +184,7 @@ def test_a_forecast_counts_intervals_that_paid_for_another_release(
         outlook = forecast_schedule([planned], registry, ledger).outlooks["visits"]
         assert outlook.runs_changed == changed
     with pytest.raises(RetryConflict):
-        ((request, blocks, _),) = edited.tasks[0].asks(run)
+        ((request, blocks, *_),) = edited.tasks[0].asks(run)
         plan = make_plan(request.model_copy(update={"blocks": blocks}), registry)
         release(plan, ledger, registry, run_identity=identity)
 
@@ -230,7 +230,7 @@ def test_a_session_is_paid_once(tiny: Tiny, registry: Registry) -> None:
     assert seen.lines[0].once and seen.outlooks["visits"].refused is None
     assert seen.outlooks["visits"].burn[-1][1] == 0.6
     ledger = Ledger(tiny.ledger)
-    request, blocks, _ = gate.tasks[0].asks(Run(START, ""))[0]
+    request, blocks, *_ = gate.tasks[0].asks(Run(START, ""))[0]
     Session.open(
         make_plan(request.model_copy(update={"blocks": blocks}), registry), ledger, registry
     )

@@ -34,7 +34,7 @@ def test_sums_of_values_within_their_bounds_have_one(tmp_path: Path) -> None:
     text = f"-- dp: {bounds}\nSELECT {BY} AS m, SUM(gain) AS g, SUM(same) AS s FROM orders GROUP BY ALL ORDER BY m"
     answer = world.ask(text, epsilon="20")
     frame = answer.to_pandas(intervals=True)
-    assert "g_low" in frame and "s_low" not in frame
+    assert not frame["g_low"].isna().all() and frame["s_low"].isna().all()
     words = "no gain is beyond its bounds or off its grid, where a missing gain counts as 2"
     assert any(words in note for note in answer.notes)
     truth = ORDERS * (np.arange(1, 13) - 5)
