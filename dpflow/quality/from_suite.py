@@ -492,7 +492,9 @@ class _Expectation:
         column, ranges = self._column(), dict(self._get("quantile_ranges") or {})
         fields = []
         self._require_kind(column, [end for pair in ranges.get("value_ranges", []) for end in pair])
-        for p, bounds in zip(ranges.get("quantiles", []), ranges.get("value_ranges", [])):
+        # Of other lengths they mean nothing.
+        named = zip(ranges.get("quantiles", []), ranges.get("value_ranges", []), strict=True)
+        for p, bounds in named:
             for side, value in zip(("at_least", "at_most"), bounds):
                 if value is not None:
                     share, bound = (exact_text(parse_exact(n)) for n in (p, value))

@@ -22,7 +22,7 @@ ANSWERS = {
     "last night": ("compared with the checkpoint of entry 3",),
     "settled": ("1 charged, 1 settled",),
     "fail": ("no draw failed unexpectedly (1 notes read)",),
-    "refused": ("report.html",),
+    "refused": ("page.html",),
 }
 
 

@@ -146,7 +146,7 @@ class Model:
             self.lines += ["settle"]
         return kept.result
 
-    def resolve(self, kept: Kept, decision: str) -> None:
+    def resolve(self, kept: Kept, decision: str) -> str:
         if kept.state not in ("reserved", "open") or (kept.state, decision) == ("open", "retry"):
             raise InvalidInput
         kept.state = (
@@ -156,6 +156,7 @@ class Model:
         )
         kept.fence = kept.tries + 1
         self.lines += ["resolve"]
+        return kept.state
 
     def open(
         self,

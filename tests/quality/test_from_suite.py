@@ -202,6 +202,8 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
     ("column_median_to_be_between", {"column": "age", "max_value": "2020-02-01"}, "are dates"),
     ("column_quantile_values_to_be_between",
      {"column": "age", "quantile_ranges": {"quantiles": [0.5], "value_ranges": [5]}}, "no numbers"),
+    ("column_quantile_values_to_be_between",
+     {"column": "age", "quantile_ranges": {"quantiles": [0.5, 0.9], "value_ranges": [[1, 50]]}}, "no numbers"),
     ("column_values_to_not_be_null", {"column": "email", "mostly": 0.9}, "there is no column"),
     ("column_values_to_not_be_null", {"column": "age", "mostly": 0.9, "row_condition": 'col("age") > 3'}, "object"),
     ("column_values_to_be_in_set", {"column": "age", "value_set": [[1]], "mostly": 0.9}, "cannot be written"),
