@@ -50,7 +50,7 @@ class Decision(BaseModel):
 
 
 class Terms(Decision):
-    """Terms as of `dpflow.Ledger.grant`; those that are left out stay."""
+    """Terms as of `dpflow.Ledger.grant`; but for the amounts, those that are left out stay."""
 
     scope: Name
     epsilon: Amount
