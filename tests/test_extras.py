@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 import tomllib
 from importlib import import_module
@@ -92,3 +93,10 @@ def test_a_gate_without_its_packages_charges_nothing(
     block_package(monkeypatch, "mlflow")
     with pytest.raises(MissingExtra, match="a registered model needs the extra 'gate'"):
         load_candidate(submission.model_copy(update={"file": None, "model": "models:/tree/1"}))
+
+
+def test_who_decides_at_a_service_needs_no_database() -> None:
+    """Proposals and ends of releases are shown and signed with what asks a service alone."""
+    program = "import sys; sys.modules['sqlalchemy'] = sys.modules['duckdb'] = None; import dpflow.cli.grants, dpflow.client.owner"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

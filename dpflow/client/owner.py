@@ -14,8 +14,7 @@ from dpflow.core.accounting.privacy_filters import Filter
 from dpflow.core.contract.table_description import has_block_budgets
 from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable, SignatureRequired
 from dpflow.ledger.audit.entry_text import escape_controls, list_terms
-from dpflow.ledger.books.grants import OTHER_TERMS, GrantOptions, Terms
-from dpflow.ledger.books.records import GrantProposal, Scope
+from dpflow.ledger.books.records import OTHER_TERMS, GrantProposal, Scope
 from dpflow.ledger.history.checkpoint import DecisionSigner, decision_text
 
 #: How often a decision is signed again because others wrote to the ledger first.
@@ -161,6 +160,9 @@ class RemoteLedger:
         self, verb: str, terms: Mapping[str, Any], before: Scope | None, protects: str, blocks: bool
     ) -> Scope | GrantProposal:
         """A grant or quota, in effect or proposed."""
+        # It brings the database, which who asks a service need not have.
+        from dpflow.ledger.books.grants import GrantOptions, Terms
+
         options = {name: terms.get(name) for name in GrantOptions.__annotations__}
         named = Terms.parse_terms(
             terms["epsilon"],

@@ -45,7 +45,7 @@ class PublicFacts:
         return rows
 
     def describe(self, caller: Caller, name: str) -> Reply:
-        """One of the caller's tables: whom it protects, its columns and bounds, the budgets."""
+        """One of the caller's tables, any for owners: whom it protects, its columns and bounds, the budgets."""
         # Who grants for a table sees what it protects.
         may_grant = caller.terms.role == "owner" and name in self._tables
         table = self._tables[name] if may_grant else self.find_table(caller, name)

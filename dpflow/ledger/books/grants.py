@@ -28,6 +28,7 @@ from dpflow.errors import DpflowError, GrantConflict, InvalidInput, LedgerCorrup
 from dpflow.ledger.books import charges, witnesses
 from dpflow.ledger.books.budget_refusal import MAX_USUAL_DELTA, MAX_USUAL_EPSILON
 from dpflow.ledger.books.records import (
+    OTHER_TERMS,
     GrantProposal,
     Scope,
     checked_name,
@@ -52,7 +53,6 @@ from dpflow.ledger.storage.statements import Prepared
 _PROPOSED = Prepared(
     sa.select(schema.entry).where(schema.entry.c.seq == sa.bindparam("seq", type_=sa.BigInteger))
 )
-OTHER_TERMS = "no grant with these terms, proposed by entry {seq}, waits for scope {scope!r}; dpflow ledger proposals prints --terms"
 _PROPOSALS = Prepared(sa.select(schema.proposal).order_by(schema.proposal.c.seq))
 
 

@@ -399,6 +399,9 @@ def has_reached(least: Capacity, spent: Any) -> bool:
     return bool(on_sums and (spent.renyi >= least.renyi or spent.delta >= least.renyi_delta))
 
 
+OTHER_TERMS = "no grant with these terms, proposed by entry {seq}, waits for scope {scope!r}; dpflow ledger proposals prints --terms"
+
+
 @dataclass(frozen=True)
 class GrantProposal:
     """A grant that takes effect once a second principal approves it."""
