@@ -81,15 +81,20 @@ def compute_answer(
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
-    for position, ((name, kind), one) in enumerate(zip(result.columns, intervals)):
+    for position, ((name, computed_kind), one) in enumerate(zip(result.columns, intervals)):
         drawn = [row[position] for row in result.rows]
-        is_exact = kind.startswith("DECIMAL") and _has_digits(query, one)
+        is_exact = computed_kind.startswith("DECIMAL") and _has_digits(query, one)
         kind, values = (
-            read_decimals(kind, drawn, result.exact, position)
+            read_decimals(computed_kind, drawn, result.exact, position)
             if is_exact
-            else read_values(kind, drawn)
+            else read_values(computed_kind, drawn)
         )
-        kind = plan_kind(plan.kinds[position], kind)
+        kind = plan_kind(plan.kinds[position], kind, computed_kind)
+        if kind == "TIMESTAMP":
+            values = [
+                dt.datetime(one.year, one.month, one.day) if type(one) is dt.date else one
+                for one in values
+            ]
         known = one.confidence is not None
         spans = one.spans if known else [None] * len(values)
         interval: IntervalKind = "stated" if known else "no interval" if one.noisy else "exact"

@@ -167,11 +167,22 @@ def plan_sql(
 def _recall_types(
     parts: Sequence[PartPlan], stored: Sequence[Stored | None], keys: KeyReader
 ) -> None:
-    """Types of keys are those of the stored releases of a table that nothing is drawn from."""
-    drawn = {one.part.table.name for one, answer in zip(parts, stored) if answer is None}
+    """Say of which types keys are: those of stored releases as they were kept, others as sources have them now."""
     for one, answer in zip(parts, stored):
-        if answer is not None and one.part.table.name not in drawn:
-            keys.recall(one.part.table, answer.record.request.get(TYPES, {}))
+        query = one.part.queries[0]
+        values = (aggregate.value for select in one.part.queries for aggregate in select.aggregates)
+        expressions = set(map(str, filter(None, (*query.groups, *values))))
+        if answer is None:
+            keys.expect_draw(query.table, expressions)
+            continue
+        cells = find_cells(answer, query)
+        texts = {str(group): [key[n] for key in cells] for n, group in enumerate(query.groups)}
+        for cell in cells.values():
+            for aggregate, number in cell.items():
+                if aggregate.kind == "mode" and number.value is not None:
+                    texts.setdefault(str(aggregate.value), []).append(number.value)
+        types = answer.record.request.get(TYPES, {})
+        keys.recall(query.table, {text: types[text] for text in expressions & types.keys()}, texts)
 
 
 def _require_column_errors(plan: SqlPlan, target: Target) -> None:

@@ -407,14 +407,18 @@ def _is_number(kind: str) -> bool:
     return kind in ("BIGINT", "HUGEINT", "DOUBLE") or kind.startswith("DECIMAL")
 
 
-def plan_kind(planned: str, drawn: str) -> str:
+def plan_kind(planned: str, drawn: str, computed: str) -> str:
     """The type of a column: the planned one in types of answers. Only numbers that it cannot hold, such as integers of more
-    than 38 digits, have another.
+    than 38 digits, have another, and keys that older releases have as texts.
+
+    Args:
+        drawn: the type of its values.
+        computed: DuckDB's type of them.
     """
     base = planned.partition("(")[0]
     if base.startswith("TIMESTAMP") and drawn == "DATE":
         return "TIMESTAMP"
-    if base in ("DATE", "TIMESTAMP") and drawn == "VARCHAR":
+    if drawn == "VARCHAR" and base in ("DATE", "TIMESTAMP") and computed.startswith(base):
         # Times that Python does not have are texts, as DuckDB writes them.
         return base
     if base in ("DOUBLE", "FLOAT", "DECIMAL") and drawn in ("BIGINT", "HUGEINT"):

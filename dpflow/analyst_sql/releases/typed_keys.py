@@ -8,7 +8,7 @@ source.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
 from dpflow.analyst_sql.parse.select_query import SelectQuery
@@ -26,6 +26,12 @@ _WRITTEN = {
     "DATE": re.compile(f"-?infinity|{_DAY}"),
     "TIMESTAMP": re.compile(rf"-?infinity|{_DAY} [0-9:]{{8}}(\.[0-9]+)?(\+00)?"),
 }
+#: Least values of DuckDB's integers, and what is above all.
+_INTEGERS = {
+    "BIGINT": (-(2**63), 2**63),
+    "HUGEINT": (-(2**127), 2**127),
+    "UHUGEINT": (0, 2**128),
+}
 
 
 class KeyReader:
@@ -33,12 +39,22 @@ class KeyReader:
 
     def __init__(self) -> None:
         self._types: dict[tuple[str, str], str | None] = {}
-        self._released: dict[tuple[str, str], str] = {}
+        self._kept: dict[tuple[str, str], set[str]] = {}
+        self._texts: dict[tuple[str, str], list[str]] = {}
+        self._drawn: set[tuple[str, str]] = set()
 
-    def recall(self, table: Table, types: Mapping[str, str]) -> None:
-        """Take the types that were kept with a stored release, as `list_kept` gave them: its keys are values of these."""
+    def recall(
+        self, table: Table, types: Mapping[str, str], texts: Mapping[str, Sequence[str]]
+    ) -> None:
+        """Take the types that were kept with a stored release, as `list_kept` gave them, and its keys, by expression."""
         for text, kind in types.items():
-            self._released.setdefault((table.name, text), kind)
+            self._kept.setdefault((table.name, text), set()).add(kind)
+        for text, keys in texts.items():
+            self._texts.setdefault((table.name, text), []).extend(keys)
+
+    def expect_draw(self, table: Table, expressions: Collection[str]) -> None:
+        """Count expressions as ones whose keys will be drawn, of the types that the source has now."""
+        self._drawn.update((table.name, text) for text in expressions)
 
     def list_kept(self, query: SelectQuery) -> dict[str, str]:
         """The types to keep with a release, by expression: those that sources were asked for."""
@@ -48,14 +64,20 @@ class KeyReader:
         return {text: kind for text, kind in types.items() if kind is not None}
 
     def find_kind(self, table: Table, group: Node) -> str:
-        """DuckDB's type of a grouping expression's keys, as far as it is known before they are released."""
-        declared, name = declare_groups(table, str(group))
-        public = declared.columns[name].public_keys
-        if is_text(group) or (public is not None and all(map(_is_plain, public))):
+        """DuckDB's type of a grouping expression's keys, as far as it is known before they are released: one that holds
+        those of all stored releases and of what is drawn, so that they stand together; text where none does.
+        """
+        if is_text(group):
             return "VARCHAR"
-        kind = _name_kind(self._find_type(table, group) or "")
-        # A key that no value of the type writes, which a declaration may have, makes all of them texts.
-        return kind if public is None or _writes(kind, public) else "VARCHAR"
+        place, public = (table.name, str(group)), None
+        if place in self._drawn or place not in self._kept:
+            declared, name = declare_groups(table, str(group))
+            public = declared.columns[name].public_keys
+            if public is not None and all(map(_is_plain, public)):
+                return "VARCHAR"
+        kind = _join_kinds({_name_kind(one or "") for one in self._find_types(table, group)})
+        # A key that no value of the type writes, which a declaration or an older release may have, makes all of them texts.
+        return kind if _writes(kind, [*self._texts.get(place, ()), *(public or ())]) else "VARCHAR"
 
     def find_released_kind(self, table: Table, group: Node, texts: Sequence[str]) -> str:
         """The same of released keys.
@@ -65,33 +87,37 @@ class KeyReader:
         """
         kind = self.find_kind(table, group)
         is_open = not is_text(group) and not all(map(_is_plain, texts))
-        if is_open and self._find_type(table, group) is None:
+        if is_open and None in self._find_types(table, group):
             raise TableBusy(
                 f"the catalogue of table {table.name!r} cannot be read now, and it says whether the stored keys of "
                 f"{group} are texts, numbers or times; ask again when its source is there, at no cost"
             )
-        # Stored keys may be older than the column's type.
         return kind if _writes(kind, texts) else "VARCHAR"
 
     def find_time_kind(self, table: Table, value: Node) -> str | None:
-        """DATE or TIMESTAMP where the source says that a value is one; None where it is none, or cannot say."""
-        kind = self._find_type(table, value) or ""
-        if kind.startswith("TIMESTAMP"):
-            return "TIMESTAMP"
-        return "DATE" if kind == "DATE" else None
+        """DATE or TIMESTAMP where sources say that a value is one, VARCHAR where only some do; None where it is none, or
+        none can say.
+        """
+        names = {(kind or "").partition(" ")[0] for kind in self._find_types(table, value)}
+        times = {name for name in names if name == "DATE" or name.startswith("TIMESTAMP")}
+        if times and times != names:
+            return "VARCHAR"
+        return None if not times else "DATE" if times == {"DATE"} else "TIMESTAMP"
 
     def list_types(self) -> list[tuple[str, str | None]]:
         """The types that sources were asked for, each with its table's name; None where one could not say."""
         return [(name, kind) for (name, _), kind in self._types.items()]
 
-    def _find_type(self, table: Table, group: Node) -> str | None:
+    def _find_types(self, table: Table, group: Node) -> set[str | None]:
+        """Types that were kept, and that of now where keys are drawn or none was kept; None if it cannot be asked."""
         place = table.name, str(group)
-        if place in self._released:
-            return self._released[place]
+        kinds: set[str | None] = {*self._kept.get(place, ())}
+        if kinds and place not in self._drawn:
+            return kinds
         # What cannot be read now may be read later.
         if self._types.get(place) is None:
             self._types[place] = _find_type(table, group)
-        return self._types[place]
+        return kinds | {self._types[place]}
 
 
 def _find_type(table: Table, group: Node) -> str | None:
@@ -110,15 +136,42 @@ def _is_plain(text: str) -> bool:
 
 def _writes(kind: str, texts: Sequence[str]) -> bool:
     """Whether texts write different values of a type."""
-    base = "DOUBLE" if kind.startswith("DECIMAL") else kind.replace("UHUGEINT", "HUGEINT")
-    written = _WRITTEN.get(base.replace("HUGEINT", "BIGINT"))
-    if written is None:
+    base = kind.partition("(")[0]
+    if base in _INTEGERS:
+        written = _WRITTEN["BIGINT"]
+    elif base == "DECIMAL":
+        written = _WRITTEN["DOUBLE"]
+    elif base in _WRITTEN:
+        written = _WRITTEN[base]
+    else:
         return True
     if not all(map(written.fullmatch, texts)):
         return False
+    if base not in (*_INTEGERS, "DECIMAL", "DOUBLE"):
+        return True
+    values = list(map(Decimal, texts))
     # Two texts of one number would be one key.
-    is_number = base in ("DOUBLE", "BIGINT", "HUGEINT")
-    return not is_number or len(set(map(Decimal, texts))) == len(set(texts))
+    return all(_holds(kind, one) for one in values) and len(set(values)) == len(set(texts))
+
+
+def _holds(kind: str, value: Decimal) -> bool:
+    """Whether a type of numbers has a value, which it writes with all digits."""
+    if kind in _INTEGERS:
+        low, end = _INTEGERS[kind]
+        return low <= value < end
+    _, digits, exponent = value.as_tuple()
+    if kind == "DOUBLE":
+        return len(digits) <= 15
+    width, scale = _read_digits(kind)
+    assert isinstance(exponent, int)
+    return -exponent <= scale and len(digits) + exponent <= width - scale
+
+
+def _join_kinds(kinds: Collection[str]) -> str:
+    """A type that holds all values of several, written as they are."""
+    if len(kinds) == 1:
+        return next(iter(kinds))
+    return "HUGEINT" if set(kinds) == {"BIGINT", "HUGEINT"} else "VARCHAR"
 
 
 def _name_kind(kind: str) -> str:
@@ -138,7 +191,13 @@ def _name_kind(kind: str) -> str:
 
 def _is_wide(kind: str) -> bool:
     """Whether a type of decimals has more digits than a double writes."""
-    return int(kind.removeprefix("DECIMAL(").partition(",")[0]) > 15
+    return _read_digits(kind)[0] > 15
+
+
+def _read_digits(kind: str) -> tuple[int, int]:
+    """Digits of a type of decimals, and those behind the point."""
+    width, scale = kind.removeprefix("DECIMAL(").removesuffix(")").split(",")
+    return int(width), int(scale)
 
 
 def is_text(node: Node) -> bool:
