@@ -161,7 +161,7 @@ class RemoteLedger:
     ) -> Scope | GrantProposal:
         """A grant or quota, in effect or proposed."""
         # It brings the database, which who asks a service need not have.
-        from dpflow.ledger.books.grants import GrantOptions, Terms
+        from dpflow.ledger.books.grant_terms import GrantOptions, Terms
 
         options = {name: terms.get(name) for name in GrantOptions.__annotations__}
         named = Terms.parse_terms(

@@ -20,7 +20,7 @@ from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, LedgerUna
 from dpflow.ledger.audit.movable_ledger import MovableLedger
 from dpflow.ledger.audit.witness import open_place, read_newest
 from dpflow.ledger.books import charges, data_claims, grants, witnesses
-from dpflow.ledger.books.grants import GrantOptions
+from dpflow.ledger.books.grant_terms import GrantOptions, Terms
 from dpflow.ledger.books.records import (
     GrantProposal,
     Remaining,
@@ -103,7 +103,7 @@ class BudgetLedger(MovableLedger):
         grants.checked_scope(scope)
         checked_name("what is protected", protects, empty=True, longest=1000)
         principal = checked_principal(principal)
-        terms = grants.Terms.parse_terms(epsilon, delta, **options)
+        terms = Terms.parse_terms(epsilon, delta, **options)
         grants.require_confirmation(epsilon, delta, confirm_large)
         with self._begin_writing() as writer:
             return grants.store_grant(
@@ -148,7 +148,7 @@ class BudgetLedger(MovableLedger):
                 )
             before = charges.find_scope(writer.state, scope)
             options["filter"] = options.get("filter") or (before or above).filter.name
-            terms = grants.Terms.parse_terms(epsilon, delta, period, **options)
+            terms = Terms.parse_terms(epsilon, delta, period, **options)
             grants.require_inside(scope, terms, above)
             return grants.store_grant(writer, scope, terms, above.protects, above.blocks, principal)
 

@@ -10,8 +10,6 @@ then compared with every row.
 from __future__ import annotations
 
 import datetime as dt
-import functools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, replace
 from hashlib import blake2b
@@ -19,13 +17,11 @@ from operator import itemgetter
 from types import SimpleNamespace
 from typing import Any
 
-from dpflow.core.accounting import events
-from dpflow.core.accounting.events import Unprotected
 from dpflow.core.accounting.periods import name_account
 from dpflow.core.accounting.privacy_filters import Cost, Filter
-from dpflow.core.contract.declaration import NOBODY
 from dpflow.counted import counted
 from dpflow.errors import DpflowError
+from dpflow.ledger.audit.granted_filters import Illegal, least_cost, parse_filter, require
 from dpflow.ledger.audit.release_state import (
     ReleaseState,
     ReleaseStates,
@@ -33,18 +29,13 @@ from dpflow.ledger.audit.release_state import (
     read_body,
 )
 from dpflow.ledger.books import data_claims
-from dpflow.ledger.books.grants import (
-    find_exceeded,
-    find_signers,
-    is_signed,
-    may_follow,
-    require_persons,
-)
+from dpflow.ledger.books.grant_terms import may_follow, require_persons
+from dpflow.ledger.books.grants import find_exceeded, find_signers, is_signed
 from dpflow.ledger.books.records import checked_name, is_same_principal, is_visible, path_of
 from dpflow.ledger.books.sessions import batch_name
 from dpflow.ledger.books.witnesses import signed_by, starts_anew
 from dpflow.ledger.history.checkpoint import SCOPE_COLUMNS as CHECKPOINT_COLUMNS
-from dpflow.ledger.history.checkpoint import Checkpoint, parse_public_key
+from dpflow.ledger.history.checkpoint import Checkpoint
 from dpflow.ledger.storage.compact_json import canonical_json
 
 #: Kinds of entries that only the ledger writes. Any other kind is a note that changes no table.
@@ -60,36 +51,8 @@ _IMPOSSIBLE = (ArithmeticError, AssertionError, AttributeError, LookupError, Rec
 _HEAD_SIZE = 16
 
 
-class Illegal(Exception):
-    """What an entry did against the rules."""
-
-
-def _require(holds: object, rule: str) -> None:
-    if not holds:
-        raise Illegal(rule)
-
-
 def _digest_head(head: object) -> bytes:
     return blake2b(str(head).encode(errors="replace"), digest_size=_HEAD_SIZE).digest()
-
-
-@functools.lru_cache(maxsize=1024)
-def _parse_filter(text: str) -> tuple[Filter, Any]:
-    parsed = Filter.from_json(json.loads(text))
-    witness = () if parsed.witness is None else (parsed.witness.key,)
-    for key in (*parsed.certified_by, *parsed.signers, *witness):
-        parse_public_key(key)
-        _require(key == key.strip(), "names a key that no ledger spells so")
-    return parsed, parsed.capacity()
-
-
-@functools.lru_cache(maxsize=4096)
-def _least_cost(filter_text: str, protects: str, event_text: str) -> Cost:
-    """What an event costs at least where this was granted."""
-    event = events.from_json(json.loads(event_text))
-    if isinstance(event, Unprotected):
-        _require(protects == NOBODY, "releases without a guarantee where somebody is protected")
-    return _parse_filter(filter_text)[0].event_cost(event)
 
 
 class Recheck:
@@ -139,7 +102,7 @@ class Recheck:
         self.entries += 1
         self.head, self.root = entry.hash, entry.root
         try:
-            _require(
+            require(
                 is_visible(entry.principal), "is by a principal with characters that nobody sees"
             )
             body = read_body(entry)
@@ -147,7 +110,7 @@ class Recheck:
                 getattr(self, "_apply_" + kind)(entry, body)
             else:  # a note of a caller's changes no table
                 spelled = isinstance(body, dict) and canonical_json(body) == entry.body
-                _require(spelled, "is a note that no ledger spells so")
+                require(spelled, "is a note that no ledger spells so")
         except Illegal as rule:
             self.problems.append(f"entry {entry.seq} {rule}")
         # Whoever edits the database by hand may put anything into an entry.
@@ -165,29 +128,29 @@ class Recheck:
         body.pop("proposal", None)
         if "reason" in body:
             checked_name("a reason", body.pop("reason"), longest=1000)
-        _, limits = _parse_filter(body["filter"])
-        _require(capacity == [*astuple(limits)], "holds another capacity than it grants")
-        _require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
-        _require(approvals in (1, 2), "asks for an impossible number of approvals")
-        paced = _parse_filter(body["filter"])[0].period is not None
-        _require("/" in entry.scope or not paced, "lets a scope refresh that is no quota")
+        _, limits = parse_filter(body["filter"])
+        require(capacity == [*astuple(limits)], "holds another capacity than it grants")
+        require(set(body) == {"filter", "protects", "blocks"}, "grants something unknown")
+        require(approvals in (1, 2), "asks for an impossible number of approvals")
+        paced = parse_filter(body["filter"])[0].period is not None
+        require("/" in entry.scope or not paced, "lets a scope refresh that is no quota")
         return body | {"approvals": approvals}
 
     def _check_signature(self, entry: Any, body: dict[str, Any]) -> None:
         """A decision is signed by who may sign it, or by nobody where nobody must."""
-        granted = _parse_filter(body["filter"])[0]
+        granted = parse_filter(body["filter"])[0]
         require_persons(granted.signers)
         trusted = self._find_signers(entry.scope, granted)
         if body.get("signature") is None:
-            _require(not trusted, "is signed by nobody, where owners sign")
+            require(not trusted, "is signed by nobody, where owners sign")
             self.self_declared.append(entry.seq)
             return
-        _require(is_signed(entry, body, trusted), "is signed by nobody who may")
+        require(is_signed(entry, body, trusted), "is signed by nobody who may")
 
     def _find_signers(self, scope: str, granted: Filter) -> Sequence[str]:
         """Who may sign a grant of a scope now."""
         before, *above = (
-            None if (row := self.scopes.get(name)) is None else _parse_filter(row["filter"])[0]
+            None if (row := self.scopes.get(name)) is None else parse_filter(row["filter"])[0]
             for name in path_of(scope)[::-1]
         )
         return find_signers(granted, before, [rule for rule in above if rule is not None])
@@ -199,7 +162,7 @@ class Recheck:
         self._check_signature(entry, body)
         self.propose(entry, body)
         terms = self.proposals[entry.scope]
-        _require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
+        require(self._needs_second(entry.scope, terms), "proposes what needs no second approval")
 
     def propose(self, entry: Any, body: dict[str, Any]) -> None:
         """Take down a proposal, whoever signed it."""
@@ -210,38 +173,38 @@ class Recheck:
     def _require_second(self, entry: Any, terms: Mapping[str, Any], approved: int | None) -> None:
         """A grant that needs two principals names the proposal that waited for it, by another."""
         name, waiting = entry.scope, self.proposals.get(entry.scope, {})
-        _require(
+        require(
             self._needs_second(name, terms) == (approved is not None),
             "grants without the second principal that its scope needs",
         )
         if approved is not None:
             former = self.scopes.get(name, {"seq": 0})["seq"]
             waits = waiting.get("seq") == approved and approved > former
-            _require(waits and terms.items() <= waiting.items(), "approves what nobody proposed")
+            require(waits and terms.items() <= waiting.items(), "approves what nobody proposed")
             same = is_same_principal(waiting["principal"], entry.principal)
-            _require(not same, "is approved by who proposed it")
-            trusted = self._find_signers(name, _parse_filter(terms["filter"])[0])
+            require(not same, "is approved by who proposed it")
+            trusted = self._find_signers(name, parse_filter(terms["filter"])[0])
             proposed = self._proposed[name]
             signed = not trusted or is_signed(proposed, read_body(proposed), trusted)
-            _require(signed, "approves what nobody signed who may sign now")
+            require(signed, "approves what nobody signed who may sign now")
 
     def _apply_grant(self, entry: Any, body: dict[str, Any]) -> None:
         name, approved = entry.scope, body.get("proposal")
         self._check_signature(entry, body)
         body = self._read_terms(entry, body)
         self._require_second(entry, body, approved)
-        granted, _ = _parse_filter(body["filter"])
+        granted, _ = parse_filter(body["filter"])
         above = self.scopes.get(name.rpartition("/")[0])
         binding = body["protects"], body["blocks"]
         if "/" in name:
-            _require(above, "grants a quota below no grant")
-            _require(binding == _binding(above), "grants a quota for another table")
+            require(above, "grants a quota below no grant")
+            require(binding == _binding(above), "grants a quota for another table")
         spent = self.accounts.get(name, {})
         if name in self.scopes:
             self._require_successor(name, granted, binding)
             day = dt.date.min if granted.period is None else _day_of(entry)
             fits = find_exceeded(granted, spent.items(), day) is None
-            _require(fits, "grants less than is spent")
+            require(fits, "grants less than is spent")
         former = self.scopes.get(name)
         self.scopes[name] = body | {"closed": 0, "seq": entry.seq}
         self._watch(name, former, granted, entry.seq)
@@ -249,13 +212,11 @@ class Recheck:
     def _require_successor(self, name: str, granted: Filter, binding: tuple[Any, Any]) -> None:
         """What a scope has spent means the same under its next terms."""
         before, spent = self.scopes[name], self.accounts.get(name, {})
-        _require(
-            not spent or binding == _binding(before), "binds a scope to a table after a charge"
-        )
-        former = _parse_filter(before["filter"])[0]
-        _require(granted.name == former.name, "changes the filter of a scope")
+        require(not spent or binding == _binding(before), "binds a scope to a table after a charge")
+        former = parse_filter(before["filter"])[0]
+        require(granted.name == former.name, "changes the filter of a scope")
         unspent = all(cost == Cost() for cost in spent.values())
-        _require(unspent or may_follow(granted, former), "changes how spent sums are counted")
+        require(unspent or may_follow(granted, former), "changes how spent sums are counted")
 
     # --- witnesses ----------------------------------------------------------------------------
 
@@ -266,7 +227,7 @@ class Recheck:
             self._keep_head(point.size, point.head)
 
     def _watch(self, name: str, former: Mapping[str, Any] | None, now: Filter, seq: int) -> None:
-        before = None if former is None else _parse_filter(former["filter"])[0]
+        before = None if former is None else parse_filter(former["filter"])[0]
         if starts_anew(before, now):
             self.watched[name] = seq, []
 
@@ -280,17 +241,17 @@ class Recheck:
         return at >= 0 and self._heads[at : at + _HEAD_SIZE] == _digest_head(point.head)
 
     def _apply_witness(self, entry: Any, body: dict[str, Any]) -> None:
-        filters = {name: _parse_filter(self.scopes[name]["filter"])[0] for name in self.watched}
+        filters = {name: parse_filter(self.scopes[name]["filter"])[0] for name in self.watched}
         demands = {name: rule.witness.key for name, rule in filters.items() if rule.witness}
         signers, point = signed_by(body["note"], set(demands.values()))
-        _require(point is not None, "brings a checkpoint of no witness")
+        require(point is not None, "brings a checkpoint of no witness")
         assert point is not None
-        _require(self._has_head(point), "brings a checkpoint of another history or an older entry")
-        _require(isinstance(body["own"], bool), "does not say whose checkpoint it brings")
+        require(self._has_head(point), "brings a checkpoint of another history or an older entry")
+        require(isinstance(body["own"], bool), "does not say whose checkpoint it brings")
         gains = [
             n for n, key in demands.items() if key in signers and self.watched[n][0] < point.size
         ]
-        _require(gains, "brings a checkpoint that nobody waits for")
+        require(gains, "brings a checkpoint that nobody waits for")
         for name in gains:
             behind = [seq for seq in self.watched[name][1] if seq > point.size]
             self.watched[name] = point.size, behind
@@ -303,7 +264,7 @@ class Recheck:
 
     def list_demands(self) -> dict[str, str]:
         """Scopes by the verifier key of the witness that each demands."""
-        filters = {name: _parse_filter(row["filter"])[0] for name, row in self.scopes.items()}
+        filters = {name: parse_filter(row["filter"])[0] for name, row in self.scopes.items()}
         return {rule.witness.key: name for name, rule in filters.items() if rule.witness}
 
     @property
@@ -328,18 +289,18 @@ class Recheck:
     def _apply_reserve(self, entry: Any, body: dict[str, Any], kind: str = "reserve") -> None:
         name, scope = entry.release_id, entry.scope
         key = digest_values(_take_key(body))
-        _require(body["scope"] == scope, "charges another scope than its own")
-        _require(name and name not in self.releases, "charges a release a second time")
-        _require(key not in self._keys, "charges the same key a second time")
+        require(body["scope"] == scope, "charges another scope than its own")
+        require(name and name not in self.releases, "charges a release a second time")
+        require(key not in self._keys, "charges the same key a second time")
         claims = data_claims.claim_names(scope, body["data"])
         joined = data_claims.joined_names(scope, body["data"])
         self._require_open(claims + joined)
         for claim in claims:
             parts = self.data.get(claim, {}).get("partition") or body["partition"]
-            _require(not body["partition"] or parts == body["partition"], "partitions otherwise")
+            require(not body["partition"] or parts == body["partition"], "partitions otherwise")
         is_session = kind == "session"
-        _require(is_session == (body["state"] is not None), "has a state that does not belong here")
-        _require(is_session or not body["exclusive"], "closes data without being a session")
+        require(is_session == (body["state"] is not None), "has a state that does not belong here")
+        require(is_session or not body["exclusive"], "closes data without being a session")
         self._debit_accounts(scope, body, entry)
         self._keys.add(key)
         if body["slot"] is not None:
@@ -365,7 +326,7 @@ class Recheck:
         for name in names:
             gate = self.data.get(name, {}).get("gate")
             closed = gate is not None and self.releases[gate].state == "open"
-            _require(not closed, "reads data that an open gate closes")
+            require(not closed, "reads data that an open gate closes")
 
     def _debit_accounts(self, scope: str, body: Mapping[str, Any], entry: Any) -> None:
         """Every block of every scope of the path pays what the event costs there, or nothing
@@ -376,38 +337,36 @@ class Recheck:
         blocks = sorted({block for at, block, *_ in body["charges"] if at == path[0]})
         for at in path:
             granted = self.scopes.get(at)
-            _require(granted is not None, "charges a scope without a grant")
+            require(granted is not None, "charges a scope without a grant")
             assert granted is not None
-            _require(not granted["closed"], "charges a scope that a recovery closed")
-            _require(_binding(granted) == _binding(self.scopes[path[0]]), "charges two tables")
-            _require(
-                (blocks == [""]) != bool(granted["blocks"]), "charges blocks that do not exist"
-            )
+            require(not granted["closed"], "charges a scope that a recovery closed")
+            require(_binding(granted) == _binding(self.scopes[path[0]]), "charges two tables")
+            require((blocks == [""]) != bool(granted["blocks"]), "charges blocks that do not exist")
         for name, block, *units in body["charges"]:
             granted, cost = self.scopes[name], Cost(*units)
-            _require(min(units) >= 0 and (name, block) not in after, "charges an impossible sum")
-            least = _least_cost(granted["filter"], granted["protects"], body["event"])
+            require(min(units) >= 0 and (name, block) not in after, "charges an impossible sum")
+            least = least_cost(granted["filter"], granted["protects"], body["event"])
             paid = cost.epsilon >= least.epsilon and cost.renyi >= least.renyi
-            _require(paid and cost.delta >= least.delta, "charges less than its event costs")
+            require(paid and cost.delta >= least.delta, "charges less than its event costs")
             total = self.accounts.get(name, {}).get(block, _NOTHING) + cost
-            trusted = _parse_filter(granted["filter"])[0].certified_by
+            trusted = parse_filter(granted["filter"])[0].certified_by
             certified = not trusted or set(trusted) & set(body.get("certified_by", ()))
-            _require(certified, f"charges for what scope {name} trusts no certificate of")
-            fits = Filter.admits(_parse_filter(granted["filter"])[1], total)
-            _require(fits, f"charges more than scope {name} was granted")
+            require(certified, f"charges for what scope {name} trusts no certificate of")
+            fits = Filter.admits(parse_filter(granted["filter"])[1], total)
+            require(fits, f"charges more than scope {name} was granted")
             after[name, block] = total
         expected = set()
         for at in path:
-            period = _parse_filter(self.scopes[at]["filter"])[0].period
+            period = parse_filter(self.scopes[at]["filter"])[0].period
             named = blocks
             if period is not None:
                 named = [name_account(period, block, _day_of(entry)) for block in blocks]
             expected |= {(at, account) for account in named}
-        _require(expected == after.keys() and expected, "does not charge its whole path")
+        require(expected == after.keys() and expected, "does not charge its whole path")
         for at in path:
-            if demand := _parse_filter(self.scopes[at]["filter"])[0].witness:
+            if demand := parse_filter(self.scopes[at]["filter"])[0].witness:
                 behind = self.watched[at][1]
-                _require(len(behind) < demand.every, f"charges scope {at} further than its witness")
+                require(len(behind) < demand.every, f"charges scope {at} further than its witness")
                 behind.append(entry.seq)
         for (name, block), total in after.items():
             self.accounts.setdefault(name, {})[block] = total
@@ -419,29 +378,29 @@ class Recheck:
 
     def _release_of(self, entry: Any, *states: str) -> ReleaseState:
         release = self.releases.get(entry.release_id)
-        _require(release is not None, "is about a release that was never charged")
+        require(release is not None, "is about a release that was never charged")
         assert release is not None
-        _require(release.scope == entry.scope, "names another scope than its release")
+        require(release.scope == entry.scope, "names another scope than its release")
         rule = f"follows a release that is {release.state}"
-        _require(not states or release.state in states, rule)
+        require(not states or release.state in states, rule)
         return release
 
     def _apply_join(self, entry: Any, body: dict[str, Any]) -> None:
         self._release_of(entry)
         slot = digest_values((*body["slot"], entry.release_id))
-        _require(slot not in self.slots, "joins a release a second time")
+        require(slot not in self.slots, "joins a release a second time")
         self.slots.add(slot)
 
     def _apply_retry(self, entry: Any, body: dict[str, Any]) -> None:
         release = self._release_of(entry, "reserved", "open")
-        _require(body["attempt"] == release.attempts + 1, "counts its attempts wrongly")
+        require(body["attempt"] == release.attempts + 1, "counts its attempts wrongly")
         release.attempts += 1
 
     def _apply_settle(self, entry: Any, body: dict[str, Any]) -> None:
         release = self._release_of(entry, "reserved")
         attempt = body["attempt"]
-        _require(attempt <= release.attempts, "settles an attempt that was never made")
-        _require(attempt >= release.fenced_below, "settles an attempt that was fenced")
+        require(attempt <= release.attempts, "settles an attempt that was never made")
+        require(attempt >= release.fenced_below, "settles an attempt that was fenced")
         release.state, release.snapshot = "settled", body["snapshot"]
         release.result_digest = str(body["result"])
         self.releases.pack(entry.release_id)
@@ -450,23 +409,23 @@ class Recheck:
         release = self._release_of(entry, "reserved", "open")
         closed = "closed" if release.state == "open" else "fenced"
         allowed = {"close": closed, "retry": "reserved" if closed == "fenced" else None}
-        _require(body["becomes"] == allowed.get(body["decision"], ""), "decides the impossible")
-        _require(body["fenced_below"] == release.attempts + 1, "fences other attempts than all")
+        require(body["becomes"] == allowed.get(body["decision"], ""), "decides the impossible")
+        require(body["fenced_below"] == release.attempts + 1, "fences other attempts than all")
         if "signature" in body:
-            rule = _parse_filter(self.scopes[entry.scope]["filter"])[0]
+            rule = parse_filter(self.scopes[entry.scope]["filter"])[0]
             signed, trusted = (
                 body | {"release_id": entry.release_id},
                 self._find_signers(entry.scope, rule),
             )
-            _require(is_signed(entry, signed, trusted), "is signed by nobody who may")
+            require(is_signed(entry, signed, trusted), "is signed by nobody who may")
         release.state, release.fenced_below = body["becomes"], release.attempts + 1
 
     def _apply_answer(self, entry: Any, body: dict[str, Any]) -> None:
         session, name = self._release_of(entry, "open"), entry.release_id
-        _require(body["version"] == session.version + 1, "answers from a state that was gone")
-        _require(body["becomes"] in ("open", "closed"), "leaves a session in no state")
+        require(body["version"] == session.version + 1, "answers from a state that was gone")
+        require(body["becomes"] in ("open", "closed"), "leaves a session in no state")
         query = body.get("query", batch_name(body["version"]))
-        _require((name, query) not in self.answers, "answers a query a second time")
+        require((name, query) not in self.answers, "answers a query a second time")
         self.answers[name, query] = body["version"], str(body["answers"])
         self.keys.add((name, body["version"]))
         session.version, session.state = body["version"], body["becomes"]
@@ -475,8 +434,8 @@ class Recheck:
     def _apply_verdict(self, entry: Any, body: dict[str, Any]) -> None:
         session = self._release_of(entry, "open", "closed")
         told = entry.release_id, body["version"]
-        _require(0 < body["version"] <= session.version, "tells an answer that was never given")
-        _require(told not in self.verdicts, "tells a verdict a second time")
+        require(0 < body["version"] <= session.version, "tells an answer that was never given")
+        require(told not in self.verdicts, "tells a verdict a second time")
         self.verdicts[told] = str(body["verdict"]), body["failures_left"]
 
     # --- the whole ledger ---------------------------------------------------------------------
@@ -484,8 +443,8 @@ class Recheck:
     def _apply_import(self, entry: Any, body: dict[str, Any]) -> None:
         unsettled = self.releases.unsettled().items()
         still_open = sorted(name for name, row in unsettled if row.state == "open")
-        _require(body["closed"] == still_open, "closes other sessions than those that are open")
-        _require(body["entries"] == entry.seq - 1, "continues a history of another length")
+        require(body["closed"] == still_open, "closes other sessions than those that are open")
+        require(body["entries"] == entry.seq - 1, "continues a history of another length")
         self.close_sessions()
 
     def close_sessions(self) -> None:
@@ -508,7 +467,7 @@ class Recheck:
         scope that is granted nowhere here, below one whose grants are signed, is closed and names no
         signers.
         """
-        granted, known = _parse_filter(stated["filter"])[0], self._terms_of(name)
+        granted, known = parse_filter(stated["filter"])[0], self._terms_of(name)
         signers = self._find_signers(name, replace(granted, signers=()))
         if not signers and (known is None or known["approvals"] == 1):
             return {**stated}
@@ -534,23 +493,23 @@ class Recheck:
         stated = {}
         for name, *columns in body["scopes"]:
             terms = dict(zip(CHECKPOINT_COLUMNS, columns, strict=True))
-            _require(self.limit_terms(name, terms) == terms, "states terms that nobody signed")
-            granted = _parse_filter(terms["filter"])[0]
+            require(self.limit_terms(name, terms) == terms, "states terms that nobody signed")
+            granted = parse_filter(terms["filter"])[0]
             require_persons(granted.signers)
-            _require(terms["approvals"] in (1, 2) and terms["closed"] in (0, 1), "states no terms")
+            require(terms["approvals"] in (1, 2) and terms["closed"] in (0, 1), "states no terms")
             if name in self.scopes:
                 self._require_successor(name, granted, _binding(terms))
             stated[name] = terms
         if any(terms != self._terms_of(name) for name, terms in stated.items()):
             self.self_declared.append(entry.seq)
         for name, terms in stated.items():
-            now = _parse_filter(terms["filter"])[0]
+            now = parse_filter(terms["filter"])[0]
             self._watch(name, self.scopes.get(name), now, entry.seq)
         self.scopes |= {name: terms | {"seq": entry.seq} for name, terms in stated.items()}
         for scope, block, *units in body["spent"]:
             sums, after = self.accounts.setdefault(scope, {}), Cost(*units)
             pairs = zip(astuple(sums.get(block, Cost())), astuple(after), strict=True)
-            _require(all(before <= now for before, now in pairs), "takes a charge back")
+            require(all(before <= now for before, now in pairs), "takes a charge back")
             sums[block] = after
         if body["marked"] is not None:
             number, head = body["marked"]
@@ -560,21 +519,21 @@ class Recheck:
         taken = body["checkpoint"]
         witnessed = taken is not None and (taken[1], taken[2]) in self.marks
         closed = [] if witnessed else sorted(self.scopes)
-        _require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
+        require(body["closed"] == closed, "leaves scopes open that nobody witnesses")
         if closed:
             seen = None if body["marked"] is None else int(body["marked"][0])
             self.losses.append((entry.seq, seen))
         for name in closed:
             self.scopes[name] = self.scopes[name] | {"closed": 1, "seq": entry.seq}
         unsettled = self.releases.unsettled()
-        _require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
+        require(body["unsettled"] == sorted(unsettled), "leaves a reservation or session open")
         for name in body["data"]:
             self.data.setdefault(name, {"first": "", "gate": None, "partition": None})
         for release in unsettled.values():
             release.state = "fenced" if release.state == "reserved" else "closed"
 
     def _apply_reanchor(self, entry: Any, body: dict[str, Any]) -> None:
-        _require(body["entries"] == entry.seq - 1, "goes on from a history of another length")
+        require(body["entries"] == entry.seq - 1, "goes on from a history of another length")
 
     _apply_upgrade = _apply_reanchor
 
@@ -583,7 +542,7 @@ class Recheck:
 
     def _apply_suite(self, entry: Any, body: dict[str, Any]) -> None:
         """An owner registers a suite or takes it back; no row that decides a charge changes."""
-        _require(isinstance(body["registered"], bool), "registers nothing")
+        require(isinstance(body["registered"], bool), "registers nothing")
 
     def account_rows(self) -> Iterator[tuple[str, str, Cost]]:
         """Scope, block and sums of every budget that was charged."""

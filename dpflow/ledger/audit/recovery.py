@@ -25,7 +25,7 @@ from dpflow.errors import DpflowError, InvalidInput
 from dpflow.ledger.audit.recheck import Recheck
 from dpflow.ledger.audit.statement import subtract_cost
 from dpflow.ledger.audit.verify import KEPT, kept_rows
-from dpflow.ledger.books import grants
+from dpflow.ledger.books import grant_terms
 from dpflow.ledger.books.data_claims import LOST
 from dpflow.ledger.books.records import stored_json
 from dpflow.ledger.history import chain
@@ -390,7 +390,7 @@ def _take_scopes(trace: CheckpointTrace, ahead: Checkpoint) -> list[list[Any]]:
         now, then = (
             Filter.from_json(stored_json(terms["filter"])) for terms in (kept or terms, stated)
         )
-        if name in used and not (now.name == then.name and grants.may_follow(now, then)):
+        if name in used and not (now.name == then.name and grant_terms.may_follow(now, then)):
             raise InvalidInput(
                 f"scope {name!r} was granted by another filter since, and sums of two filters do not add up; "
                 f"grant nothing more to it, and make another scope"
