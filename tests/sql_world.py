@@ -67,15 +67,12 @@ class World:
             connection.execute(ROWS)
         self.table = self.declare()
         self.ledger = ledger or Ledger(folder / "ledger.sqlite", create=True)
-        self.ledger.grant(
-            "visits",
-            10**6,
-            "0.1",
-            filter="basic",
-            table=self.table,
-            principal="owner",
-            confirm_large=True,
-        )
+        self.grant("visits")
+
+    def grant(self, scope: str) -> None:
+        """A budget for the table as it is declared now, large enough for all that a test asks."""
+        terms: Any = {"filter": "basic", "principal": "owner", "confirm_large": True}
+        self.ledger.grant(scope, 10**6, "0.1", table=self.table, **terms)
 
     def declare(self, **changes: Any) -> Table:
         path = self.folder / "visits.yml"

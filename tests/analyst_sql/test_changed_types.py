@@ -48,15 +48,7 @@ def world(tmp_path: Path) -> World:
     world = World(tmp_path)
     columns = {"k": {}, "j": {}, "age": {"lower": 0, "upper": 9}}
     world.table = world.declare(columns=columns, contribution_bounds={"rows": 1})
-    world.ledger.grant(
-        "typed",
-        10**6,
-        "0.1",
-        filter="basic",
-        table=world.table,
-        principal="owner",
-        confirm_large=True,
-    )
+    world.grant("typed")
     return world
 
 

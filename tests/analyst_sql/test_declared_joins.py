@@ -43,15 +43,7 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> World:
             "people.kind": {"public_keys": ["0", "1"]},
         },
     )
-    world.ledger.grant(
-        "joined",
-        10**6,
-        "0.1",
-        filter="basic",
-        table=world.table,
-        principal="owner",
-        confirm_large=True,
-    )
+    world.grant("joined")
     return world
 
 

@@ -35,15 +35,7 @@ def typed_world(tmp_path_factory: pytest.TempPathFactory) -> World:
                 marks = ", ".join("?" for _ in keys)
                 connection.execute(f"INSERT INTO visits VALUES (?, 1, {marks})", [person, *keys])
     world.table = world.declare(columns={name: {"public_keys": k} for name, (_, k) in COLUMNS.items()})  # fmt: skip
-    world.ledger.grant(
-        "typed",
-        10**6,
-        "0.1",
-        filter="basic",
-        table=world.table,
-        principal="owner",
-        confirm_large=True,
-    )
+    world.grant("typed")
     return world
 
 
