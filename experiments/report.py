@@ -12,7 +12,7 @@ from typing import Any
 DOCS = Path(__file__).parent.parent / "docs" / "research"
 
 #: One colour per curve, readable for the colour-blind (Okabe and Ito).
-COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#777777")
+COLOURS = ("#0072b2", "#e69f00", "#009e73", "#d55e00", "#cc79a7", "#777777", "#000000")
 
 
 @dataclass(frozen=True)
