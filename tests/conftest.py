@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from hypothesis.internal.conjecture import providers
 
 sys.path.insert(0, str(Path(__file__).parent))
 # A shell starts what it puts into the background with SIGINT ignored, and children would inherit it:
@@ -24,6 +25,8 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("dpflow")
+# Nor do examples hang on what else a worker has imported: of all loaded modules it would try the constants.
+providers._get_local_constants = lambda: providers._local_constants
 pytest_plugins = ["airflow_tasks", "duckdb_files", "pgserver", "s3server", "smallworld"]
 
 #: Modules whose few tests wait for processes of their own: at the end of a run one worker would do

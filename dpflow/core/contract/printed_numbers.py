@@ -56,9 +56,12 @@ def print_around(value: float, width: float) -> tuple[str, str]:
         return f"{value:.6g}", print_width(width)
     rounded = print_number(value, value - width, value + width)
     shown = rounded if isinstance(rounded, str) else f"{rounded:.15g}"
-    exact = abs(Fraction(shown) - Fraction(value)) + Fraction(width)
+    # A double is what its shortest text says.
+    exact = abs(Fraction(shown) - Fraction(repr(float(value)))) + Fraction(repr(float(width)))
     total = float(exact)
-    return shown, print_width(total if total >= exact else math.nextafter(total, math.inf))
+    if Fraction(repr(total)) < exact:
+        total = math.nextafter(total, math.inf)
+    return shown, print_width(total)
 
 
 def print_bound(value: float, *, upper: bool) -> str:

@@ -1,11 +1,15 @@
-"""Noise of a test is the same in every run: that of its name, in its own process alone."""
+"""Noise and examples of a test are the same in every run, whatever else its process has done."""
 
 from __future__ import annotations
 
+import importlib
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.sampling.samplers import discrete_laplace
@@ -46,3 +50,26 @@ def test_a_child_draws_its_own(request: pytest.FixtureRequest) -> None:
 @pytest.mark.own_noise
 def test_a_test_of_the_generator_has_the_systems_words(request: pytest.FixtureRequest) -> None:
     assert not {*SystemSource().draw_words(4).tolist()} & {*words_of(request.node.nodeid, 4)}
+
+
+def test_examples_do_not_hang_on_what_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A test failed in CI alone: its worker had met the constant 0.001 somewhere."""
+    (tmp_path / "other_constants.py").write_text("LONGEST = 31337.25\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def draw() -> list[float]:
+        seen: list[float] = []
+
+        @settings(max_examples=300)
+        @given(st.floats(0, 1e5))
+        def see(number: float) -> None:
+            seen.append(number)
+
+        see()
+        return seen
+
+    before = draw()
+    importlib.import_module("other_constants")
+    assert draw() == before and 31337.25 not in before

@@ -8,9 +8,9 @@ from fractions import Fraction
 import pytest
 from audit_program import export_text, run_audit
 
-from dpflow.core.accounting.privacy_filters import Filter
+from dpflow.core.accounting.privacy_filters import Filter, make_filter
 from dpflow.errors import InvalidInput
-from dpflow.ledger.books import grants
+from dpflow.ledger.books import grant_terms
 from dpflow.ledger.books.records import GrantProposal
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer
 from dpflow.ledger.storage import schema
@@ -141,7 +141,7 @@ def test_a_forged_checkpoint_of_a_key_that_the_caller_trusts_gains_nothing(
 def test_a_checkpoint_that_no_ledger_could_make_is_refused(signed):
     """A scope that nobody signs is not taken over with another filter; nothing is written then."""
     point = read_point(signed.checkpoint())
-    renyi = canonical_json(grants.make_filter("hybrid", Fraction(1), Fraction("1e-6")).to_json())
+    renyi = canonical_json(make_filter("hybrid", Fraction(1), Fraction("1e-6")).to_json())
     scopes = tuple((row[0], renyi, *row[2:]) if row[0] == "free" else row for row in point.scopes)
     forged = replace(point, size=point.size + 5, head="ab" * 32, scopes=scopes)
     number = len(signed.history())
@@ -202,7 +202,7 @@ def test_one_key_under_two_names_is_one_person(place, monkeypatch, tmp_path):
         ledger.grant("s", 1, 0, approvals=2, **words)
     assert ledger.history() == []
     with monkeypatch.context() as patch:
-        patch.setattr(grants, "require_persons", lambda _: None)
+        patch.setattr(grant_terms, "require_persons", lambda _: None)
         ledger.grant("s", 1, 0, **words)
     assert "impossible" in str(ledger.verify())
     done = run_audit(export_text(ledger), tmp_path)
