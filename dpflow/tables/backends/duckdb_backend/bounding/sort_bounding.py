@@ -345,7 +345,7 @@ class PackedRows:
         cells = 1 + self.units[0].size << self._code_bits
         # At most 16 bytes a word.
         room = cells * (1 + len(self.truncation.values)) <= 2 * len(columns[0])
-        dense = len(self.units) == 1 and room and self._sums_fit()
+        dense = len(self.units) == 1 and room and max(self._sum_widths()) <= WORD
         # Every word of a row has its unit and code, so the layouts' cells and pieces are the same.
         pieces = [
             layout._sum_cells(words, cells) if dense else layout._sort_cells(words)
@@ -493,37 +493,45 @@ class PackedRows:
         code = cell & (1 << self._code_bits) - 1
         return UnitGroupCells(cell >> self._code_bits, code, rows, tuple(counts), tuple(sums))
 
-    def _sums_fit(self) -> bool:
-        """Whether a value's number and sum over all rows fit in one integer."""
-        rows = self.truncation.most_rows
-        return all(
-            bit_length(value.span * rows) + bit_length(rows) <= WORD
-            for value in self.truncation.values
-        )
+    def _sum_widths(self) -> list[int]:
+        """Bits of a cell's number of rows, and of each value's sum over all rows."""
+        most = self.truncation.most_rows
+        return [bit_length(most), *(bit_length(v.span * most) for v in self.truncation.values)]
 
     def _sum_cells(self, words: Integers, cells: int) -> list[Callable[[], UnitGroupCells]]:
         """Cells of runs of units, from sums of every possible cell."""
-        rows = np.zeros(cells, np.int64)
-        # A count above a sum in one integer: one addition for both.
-        values, most_rows = self.truncation.values, self.truncation.most_rows
-        packed = [np.zeros(cells, np.int64) for _ in values]
-        shifts = [bit_length(value.span * most_rows) for value in values]
+        # Sums side by side in one integer: one addition for all of them, each of which goes to memory.
+        widths, places, used = self._sum_widths(), list[tuple[int, int]](), list[int]()
+        for width in widths:
+            if not used or used[-1] + width > WORD:
+                used.append(0)
+            places.append((len(used) - 1, used[-1]))
+            used[-1] += width
+        packed = [np.zeros(cells, np.int64) for _ in used]
+        missing: dict[int, Integers] = {}
         for start in range(0, len(words), sorted_runs.CHUNK):
             chunk = words[start : start + sorted_runs.CHUNK]
             cell = chunk >> self._cell_shift
-            np.add.at(rows, cell, 1)
-            for i, (into, shift) in enumerate(zip(packed, shifts, strict=True)):
+            terms: dict[int, Integers | int] = {0: 1}
+            for i, (into, shift) in enumerate(places[1:]):
                 number, present = self._read_value(chunk, i)
-                number += 1 << shift
-                np.add.at(into, cell, number if present is None else np.where(present, number, 0))
+                if present is not None:
+                    np.add.at(missing.setdefault(i, np.zeros(cells, np.int64)), cell[~present], 1)
+                number <<= shift
+                number += terms.get(into, 0)
+                terms[into] = number
+            for into, term in terms.items():
+                np.add.at(packed[into], cell, term)
+
+        def read(field: int, cell: Integers | slice) -> Integers:
+            into, shift = places[field]
+            return (packed[into][cell] >> shift) & (1 << widths[field]) - 1
 
         def piece(start: int, end: int) -> UnitGroupCells:
-            cell = start + np.flatnonzero(rows[start:end])
-            counts = [into[cell] >> shift for into, shift in zip(packed, shifts, strict=True)]
-            sums = [
-                into[cell] & (1 << shift) - 1 for into, shift in zip(packed, shifts, strict=True)
-            ]
-            return self._as_cells(cell, rows[cell], counts, sums)
+            cell = start + np.flatnonzero(read(0, slice(start, end)))
+            rows, sums = read(0, cell), [read(1 + i, cell) for i in range(len(widths) - 1)]
+            counts = [rows - missing[i][cell] if i in missing else rows for i in range(len(sums))]
+            return self._as_cells(cell, rows, counts, sums)
 
         # Both are powers of two, so no unit's cells are in two pieces.
         step = max(sorted_runs.CHUNK, 1 << self._code_bits)
