@@ -12,6 +12,7 @@ import math
 import sys
 from collections.abc import Mapping
 from fractions import Fraction
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from dpflow.core.contract.squares import Square
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import MeasureMechanism
-from dpflow.core.toolbox.moments import Query
+from dpflow.core.toolbox.moments import Measure, Query
 from dpflow.core.toolbox.noise import gaussian_noise, laplace_noise, rho_for
 from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.aggregates import Aggregates
@@ -337,6 +338,40 @@ def test_target_errors_are_met_at_the_least_price(
         assert max(
             float(cheaper.error_bound(m) or 0) / float(m.error or 1) for m in params.measures
         ) > max(parts)
+
+
+@pytest.mark.parametrize("measure", ["mean", "variance"])
+@pytest.mark.parametrize(("size", "tail"), [(2000, 200), (60, 25), (9, 1)])
+def test_no_noise_within_its_tails_gives_a_wider_interval(
+    measure: str, size: int, tail: int
+) -> None:
+    """The noisy size that a release divides by is lower than the size by up to its tail, and values are at a bound."""
+    columns = {"x": {"lower": 0, "upper": 120}}
+    table = Table.model_validate(
+        {"name": "t", "database": "t", "privacy_unit": {"column": "u"}, "columns": columns}
+        | {"contribution_bounds": {"rows": 1}}
+    )
+    asked = Measure.model_validate({"measure": measure, "column": "x", "error": 1, "size": size})
+    query = Query(table, None, (asked,))
+    tails = {moment: float(tail * (1 + 59 * (moment[0] == "sum"))) for moment in query.moments}
+    bound = query.error_bound(asked, tails)
+    widest = 0.0
+    for low, middle, high in product((-1, 0, 1), repeat=3):
+        for value in (0, 60, 120):
+            column = query.columns["x"]
+            exact = {"sum": size * (value - column.centre), "square": 0}
+            exact["square"] = size * ((value - column.centre) ** 2 - int(column.half))
+            shifts = {"sum": middle, "square": high}
+            noisy = {
+                moment: np.array(
+                    [round(exact.get(moment[0], size) + shifts.get(moment[0], low) * tails[moment])]
+                )
+                for moment in query.moments
+            }
+            _, (width,) = query.read_measure(asked, noisy, tails)
+            assert width is not None and width <= bound * (1 + 1e-9)
+            widest = max(widest, width)
+    assert widest >= (0.95 if measure == "mean" else 0.5) * min(bound, query.widest_error(asked))
 
 
 def test_the_planner_takes_the_smaller_noise_and_says_so() -> None:

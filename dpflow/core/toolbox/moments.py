@@ -204,8 +204,8 @@ class Query:
         )
 
     def error_bound(self, measure: Measure, tails: Tails) -> float:
-        """Its half-width in its own unit; that of a mean or variance in a group of the declared
-        size.
+        """Its half-width in its own unit; of a mean or variance, the largest that a group of the declared
+        size gets, as often as ``tails`` hold.
         """
         rounding = 0.0
         if measure.column is not None and measure.shrinks:
@@ -228,11 +228,10 @@ class Query:
                 abs(weight) * tails[moment] for moment, weight in self.weights(measure).items()
             )
         assert measure.column is not None and measure.size is not None
-        grid, n = self.columns[measure.column], np.array([float(measure.size)])
-        edge = np.array([float(grid.reach)])
-        of_mean, of_square = grid.ratio_errors(
-            n, edge, np.array([grid.half]), self._column_moments(measure.column, tails)
-        )
+        grid, own_tails = self.columns[measure.column], self._column_moments(measure.column, tails)
+        # A release divides by the noisy size, which may come out lower by its tail.
+        n, edge = np.array([measure.size - own_tails["n"]]), np.array([float(grid.reach)])
+        of_mean, of_square = grid.ratio_errors(n, edge, np.array([grid.half]), own_tails)
         error, power = (
             (of_mean, 1)
             if measure.measure == "mean"
@@ -376,9 +375,9 @@ class CentredColumn:
         # A noisy number of values may be zero or below: such a group gets no value in the end.
         n = np.maximum(noisy["n"], 1).astype(np.float64)
         mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
-        square = (
-            noisy["square"] / n * float(self.square.step) if "square" in noisy else np.zeros_like(n)
-        )
+        square = np.zeros_like(n)
+        if "square" in noisy:
+            square = np.clip(noisy["square"] / n * float(self.square.step), -self.half, self.half)
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
             # A double near bounds that are far from 0 may be a few steps from what it stands for.
