@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import Field, model_validator
@@ -180,6 +180,7 @@ class LoadedModel:
 
 
 #: Loads a model: the candidate's name, its features, its skops file.
+Found = TypeVar("Found")
 ModelLoader = Callable[[str, Sequence[str], Path], LoadedModel]
 
 
@@ -287,6 +288,8 @@ def load_candidate(submission: Submission, load: ModelLoader | None = None) -> C
         about.update(table.digest)
         predict, score = table.predict, table.score
     elif submission.file is not None or submission.model is not None:
+        if submission.model is not None:
+            submission = name_version(submission)
         file = submission.file or _find_registered(submission)
         model = load(submission.name, submission.features, file)
         # Each of one length, so that no two make the text of a third.
@@ -303,10 +306,20 @@ def load_candidate(submission: Submission, load: ModelLoader | None = None) -> C
     return Candidate(submission, about.hexdigest(), predict, score, rival, alone, tuple(models))
 
 
+def name_version(submission: Submission) -> Submission:
+    """A submission of a model in MLflow, by its version instead of an alias: what is kept of it stays true."""
+    named = _look_up(mlflow_models.name_version, submission)
+    return submission.model_copy(update={"model": named})
+
+
 def _find_registered(submission: Submission) -> Path:
     """The skops file of a model in MLflow."""
+    return _look_up(mlflow_models.find_file, submission)
+
+
+def _look_up(find: Callable[[str, str | None], Found], submission: Submission) -> Found:
     try:
-        return mlflow_models.find_file(str(submission.model), submission.tracking_uri)
+        return find(str(submission.model), submission.tracking_uri)
     except InvalidInput as error:
         raise InvalidInput(f"candidate {submission.name}: {error}") from None
 

@@ -139,6 +139,15 @@ def _find_part(client: Any, run_id: str, path: str) -> MlflowModel:
     return MlflowModel(at, run_id=run_id, tags=run.data.tags)
 
 
+def name_version(uri: str, tracking_uri: str | None) -> str:
+    """The URI of the version that an alias points at, which moves; any other URI as it is. Raises as `find_model`."""
+    registered = _REGISTERED.fullmatch(uri)
+    if registered is None or registered[3] is None:
+        return uri
+    version = find_model(open_client(tracking_uri), uri).version
+    return f"models:/{version.name}/{version.version}"
+
+
 def find_file(uri: str, tracking_uri: str | None) -> Path:
     """The skops file of what a URI names. Raises as `find_model`, and `InvalidInput` unless exactly
     one such file is in reach.

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dpflow.engine.sessions.candidate import name_version
 from dpflow.engine.sessions.holdout_gate import (
     IS_CHAMPION,
     Promotes,
@@ -87,13 +88,18 @@ def submit_candidate(
     session: Session, submission: Mapping[str, Any], promoter: Promotes | None
 ) -> dict[str, Any]:
     """The verdict, which becomes tags of a model that came from MLflow."""
+    version = None
+    if submission.get("model") is not None:
+        # Its verdict is that of the version which is judged, also if an alias moves meanwhile.
+        version = name_version(parse_submission(session, submission, promoter))
+        submission = {**submission, "model": version.model}
     verdict = judge(session, submission, promoter)
     # Of the champion itself nothing was asked: what moved the alias stays on it.
     was_asked = "commitment" in verdict or verdict.get("promotion") != IS_CHAMPION
-    if submission.get("model") is not None and was_asked:
+    if version is not None and was_asked:
         from dpflow.engine.sessions.model_promotion import record_verdict
 
-        record_verdict(parse_submission(session, submission, promoter), verdict)
+        record_verdict(version, verdict)
     return verdict
 
 

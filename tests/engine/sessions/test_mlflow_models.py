@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import mlflow
@@ -11,6 +12,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
 from dpflow import ModelGate, Session, plan
+from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.mlflow_models import find_file
 from dpflow.engine.sessions.model_promotion import TAGS, Promoter
 from dpflow.errors import InvalidInput, NotPublished
@@ -131,6 +133,27 @@ def test_the_alias_goes_to_the_submitted_version_with_tags_of_one_verdict(
     } == verdict
     assert tags["dpflow.promoted"] == no["session"]
     assert all(registry not in text for text in tags.values())
+
+
+@pytest.mark.parametrize("kept", ["registry", "file"])
+def test_a_champion_is_kept_by_its_version(tiny: Tiny, registry: str, kept: str) -> None:
+    """An alias for candidates moves on; the champion is compared with the next one all the same."""
+    client, alias = mlflow.MlflowClient(), "models:/late@candidate"
+    named = {"serialization_format": "skops", "registered_model_name": "late"}
+    log(LogisticRegression(), **named)
+    client.set_registered_model_alias("late", "candidate", "1")
+    promoter: Any = Promoter("late", "champion", registry)
+    if kept == "file":
+        promoter = ChampionFile(tiny.folder / "champion.json")
+    shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
+    gate = ModelGate(open_gate(tiny), promoter, shared)
+    assert gate.submit(alias, "0.98")["outcome"] == "promoted"
+    assert json.loads(promoter.find_champion().submission)["model"] == "models:/late/1"
+    log(LogisticRegression(C=0.5), **named)
+    client.set_registered_model_alias("late", "candidate", "2")
+    verdict = gate.submit(alias, "0.98")
+    assert verdict["promotion"] == "not better than version 1"
+    assert client.get_model_version("late", "2").tags["dpflow.verdict"] == verdict["verdict"]
 
 
 def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
