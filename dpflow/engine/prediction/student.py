@@ -3,8 +3,9 @@ predictions.
 
 A function of private answers and public points is post-processing, so the student costs nothing
 beyond its session. It has the session's privacy guarantee for the private table (Dwork and Feldman
-2018, section 2.4). It does not protect the pool. What is written is a skops file, and what is
-registered says what it guarantees; a holdout gate can judge it like any other model.
+2018, section 2.4). It does not protect the pool. What is written is a model as MLflow saves it, of one skops file; what is
+registered says what it guarantees. A holdout gate judges a student of numbers like any other model, and one that
+reads keys by a table of its predictions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -39,7 +41,7 @@ _GRID = amounts.SMALLEST_EPSILON
 class Student(Strict):
     """What is trained and where it goes.
 
-    ``folder``: where the skops file is written, named by what it was learned from. ``learner`` and
+    ``folder``: where the model is written, named by what it was learned from. ``learner`` and
     ``options``: a scikit-learn estimator; it sees numbers scaled and keys one-hot, by the pool
     alone. ``model`` and ``tracking_uri``: the registered model in MLflow, or neither. ``delta``: at
     which epsilon is stated, 0 for the sum over all predictions.
@@ -112,16 +114,16 @@ def make_estimator(student: Student, table: Table, features: Sequence[str]) -> A
         ) from None
     # Encoded by position: pipelines see a matrix without names.
     keys = {i: table.column(name).public_keys for i, name in enumerate(features)}
-    steps: list[tuple[str, Any, list[int]]] = [
-        ("numbers", StandardScaler(), [i for i in keys if keys[i] is None])
-    ]
     keyed = [i for i in keys if keys[i] is not None]
-    if keyed:
-        encoder = OneHotEncoder(
-            categories=[list(keys[i] or ()) for i in keyed], handle_unknown="ignore"
-        )
-        steps.append(("keys", encoder, keyed))
-    return Pipeline([("columns", ColumnTransformer(steps)), ("learner", learner)])
+    if not keyed:
+        # Of what a gate can judge.
+        return Pipeline([("numbers", StandardScaler()), ("learner", learner)])
+    encoder = OneHotEncoder(
+        categories=[list(keys[i] or ()) for i in keyed], handle_unknown="ignore"
+    )
+    numbers = ("numbers", StandardScaler(), [i for i in keys if keys[i] is None])
+    columns = ColumnTransformer([numbers, ("keys", encoder, keyed)])
+    return Pipeline([("columns", columns), ("learner", learner)])
 
 
 def pool_matrix(table: Table, features: Sequence[str], codes: Codes) -> Any:
@@ -174,12 +176,12 @@ def teach_student(
         raise InvalidInput(
             f"{student.learner} cannot learn from these {len(labels)} answers: {error}"
         ) from None
-    # Named by what it was learned from, so that a retry writes the same file.
+    # Named by what it was learned from, so that a retry finds it.
     about = hashlib.sha256(
         student.model_dump_json(include={"learner", "options", "delta"}).encode()
     )
     about.update(session_id.encode() + codes.tobytes() + json.dumps(list(answers)).encode())
-    file = _write_file(pipeline, student.folder / f"student-{about.hexdigest()[:16]}.skops")
+    file = _save_model(pipeline, student.folder / f"student-{about.hexdigest()[:16]}")
     report = {"file": str(file), "epsilon": epsilon, "delta": delta, "points": len(labels)}
     if student.model is None:
         return report
@@ -196,20 +198,37 @@ def teach_student(
     return report | {"version": _register_version(student, file, tags)}
 
 
-def _write_file(pipeline: Any, file: Path) -> Path:
-    """The skops file, whole or not at all."""
+def _save_model(pipeline: Any, folder: Path) -> Path:
+    """The skops file of a model that MLflow can load, saved whole or not at all."""
+    import sklearn
     import skops.io
+    from mlflow.sklearn import save_model
 
     # Renamed when it is whole, so that nobody loads half a model.
-    partial = file.with_suffix(f".{os.getpid()}.partial")
+    partial = folder.with_suffix(f".{os.getpid()}.partial")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_bytes(skops.io.dumps(pipeline))
-        partial.replace(file)
+        if not folder.exists():
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            save_model(
+                pipeline,
+                str(partial),
+                serialization_format="skops",
+                skops_trusted_types=skops.io.get_untrusted_types(data=skops.io.dumps(pipeline)),
+                # Named, so that no process is started to find them.
+                pip_requirements=[
+                    f"scikit-learn=={sklearn.__version__}",
+                    f"skops=={skops.__version__}",
+                ],
+            )
+            partial.rename(folder)
     except OSError:
-        raise InvalidInput(
-            f"{file.parent} cannot be written; give the student another folder"
-        ) from None
+        shutil.rmtree(partial, ignore_errors=True)
+        # Another process may have saved the same meanwhile.
+        if not folder.exists():
+            raise InvalidInput(
+                f"{folder.parent} cannot be written; give the student another folder"
+            ) from None
+    (file,) = folder.glob("*.skops")
     return file
 
 
@@ -225,4 +244,5 @@ def _register_version(student: Student, file: Path, tags: Mapping[str, str]) -> 
     for version in client.search_model_versions(f"name = '{model}'"):
         if version.tags.get("dpflow.student") == tags["dpflow.student"]:
             return str(version.version)
-    return str(client.create_model_version(model, source=file.as_uri(), tags=dict(tags)).version)
+    source = file.parent.as_uri()
+    return str(client.create_model_version(model, source=source, tags=dict(tags)).version)

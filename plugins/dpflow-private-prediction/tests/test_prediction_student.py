@@ -30,6 +30,7 @@ from dpflow.engine.prediction.student import (
     teach_student,
 )  # noqa: E402
 from dpflow.engine.sessions import mlflow_models  # noqa: E402
+from dpflow.engine.sessions.candidate import Submission, load_candidate  # noqa: E402
 from dpflow.errors import InvalidInput  # noqa: E402
 
 
@@ -87,9 +88,31 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     assert "(20, 0)-DP for all rows of one person (add-remove) of loans" in tags["dpflow.guarantee"]
     assert json.loads(tags["dpflow.event"])["kind"] == "repeated.v1"
     file = mlflow_models.find_file("models:/late/1", uri)
-    assert file == Path(first["student"]["file"]) and list(file.parent.iterdir()) == [file]
+    assert file == Path(first["student"]["file"])
+    assert [*file.parent.parent.iterdir()] == [file.parent]
     corners = np.array([[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]], dtype=object)
     assert load(file).predict(corners).tolist() == ["no", "yes"]
+
+
+@pytest.mark.usefixtures("written")
+def test_a_registered_student_is_loaded_by_mlflow_and_judged_by_a_gate(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a model of scikit-learn, and by a gate where it reads numbers alone: no gate took any."""
+    import mlflow
+
+    uri = f"sqlite:///{doors.folder / 'mlflow.db'}"
+    student = {"folder": "students", "model": "late", "tracking_uri": uri}
+    run(doors, student | {"learner": "DecisionTreeClassifier"}, features=["x", "y"])
+    monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", uri)
+    corners = np.array([[0.02, 0.02], [0.98, 0.98]])
+    for flavour in (mlflow.sklearn, mlflow.pyfunc):
+        assert flavour.load_model("models:/late/1").predict(corners).tolist() == ["no", "yes"]
+    submission = {"name": "s", "model": "models:/late/1", "features": ["x", "y"], "label": "yes"}
+    candidate = load_candidate(Submission.model_validate({**submission, "tracking_uri": uri}))
+    assert candidate.predicts_rows_alone and candidate.predict is not None
+    rows = {"x": corners[:, 0], "y": corners[:, 1]}
+    assert [*candidate.predict(rows)] == ["no", "yes"]
 
 
 @pytest.mark.usefixtures("written")
