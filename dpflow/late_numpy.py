@@ -5,7 +5,6 @@ An alias of an array's type is a text, since it would read a name when its file 
 
 from __future__ import annotations
 
-from functools import cached_property
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -15,12 +14,11 @@ if TYPE_CHECKING:
 else:
 
     class _LateModule:
-        @cached_property
-        def _module(self) -> Any:
-            return import_module("numpy")
-
         def __getattr__(self, name: str) -> Any:
-            return getattr(self._module, name)
+            value = getattr(import_module("numpy"), name)
+            # The next read finds it here.
+            setattr(self, name, value)
+            return value
 
     np = _LateModule()
     #: Stands in annotations alone, which nothing evaluates.

@@ -221,13 +221,16 @@ def _require_few(alternatives: int, most: int = 10 * WIDEST) -> None:
 
 
 def _pick_ring(n: int, source: Enumerator) -> Any:
-    """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
     _require_few(n, 9)
-    circles = [
-        (0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]
-    ]
+    circles = _list_circles(n)
     index = source.pick(dict.fromkeys(range(len(circles)), 1 / len(circles)))
     return np.array(circles[index], dtype=np.int64)
+
+
+@lru_cache(maxsize=16)
+def _list_circles(n: int) -> list[tuple[int, ...]]:
+    """Each circle once: it starts with 0 and goes round towards the smaller of its neighbours."""
+    return [(0, *rest)[:n] for rest in permutations(range(1, n)) if not rest or rest[0] <= rest[-1]]
 
 
 def _pick_interval(

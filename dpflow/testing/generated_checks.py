@@ -17,8 +17,9 @@ and n + 1 units, these are neighbours, and both results are audited.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, partial
@@ -38,9 +39,9 @@ from dpflow.core.contract.results import Result
 from dpflow.core.sampling.randomness import RandomWords, Source, SystemSource
 from dpflow.errors import InvalidInput
 from dpflow.testing import harness
-from dpflow.testing.audit import RARE, affordable_draws, audit_with_confirmation
+from dpflow.testing.audit import affordable_draws, audit_with_confirmation
 from dpflow.testing.enumeration import NotEnumerable, enumerate_outputs
-from dpflow.testing.exact_divergence import divergence, gaussian_delta
+from dpflow.testing.exact_divergence import divergence
 from dpflow.testing.examples import Example, plan_mechanism
 from dpflow.testing.generated_ranges import range_cases
 from dpflow.testing.generated_tables import (
@@ -72,10 +73,8 @@ from dpflow.testing.replay import (
     DrawRun,
     Run,
     climb_both_ways,
-    draw_losses,
-    find_gaussian_distance,
 )
-from dpflow.testing.replay_audit import ROUNDING, bound_delta
+from dpflow.testing.replay_audit import ROUNDING, find_delta
 from dpflow.testing.replay_laws import Impossible, NamedNoise, Unfollowed
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.replay_sources import Recording
@@ -89,14 +88,13 @@ PATHS, ALL_PATHS = 2_000, 12_000
 TAIL, SLACK = 1e-9, 1e-5
 #: Pairs of neighbours of all cases together, and work (`dpflow.testing.work`), for draws that take long. Cases beyond
 #: either are reported as not followed.
-PAIRS, MAX_WORK = 2_400, 20
+PAIRS, MAX_WORK = 2_400, 6
+#: Work of the runs of one pair, and of the forms of all sizes.
+RUNS_WORK, FORMS_WORK = 20, 10
 #: Work for a few pairs of every case.
 WHOLE_WORK = 90
 #: How many times longer a first pair is waited for.
 PATIENCE = 10
-#: Runs with a delta: few in either direction that show whether all noise is Gaussian and shifted alike, which says what they need; else
-#: some, and then more, of which this may be seen. Many where they need so much more than is stated.
-FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = (3, 2), 30, 300, 3_000, 0.01, 0.05
 #: Work of one run whose numbers are chosen.
 CLIMB_WORK = 0.3
 #: Pairs of each case that have been compared after each round.
@@ -122,6 +120,8 @@ class Coverage:
         not_followed: cases whose noise could not be followed.
         ranges: whether each generated value of a range was tried in some case.
         paths: runs of enumerations.
+        judged: guarantees with the laws of noise that were drawn from (`dpflow.testing.replay_laws.name_laws`).
+        losses: the largest losses of pure noise, by its laws.
     """
 
     cases: int = 0
@@ -131,6 +131,8 @@ class Coverage:
     not_followed: int = 0
     ranges: bool = False
     paths: int = 0
+    judged: set[Hashable] = field(default_factory=set, repr=False)
+    losses: dict[Hashable, float] = field(default_factory=dict, repr=False)
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,8 @@ class _ComparedCase:
                 assert self._units is not None
                 pair = self._units.neighbours(listed)
             else:
-                pair = listed
+                # A wrong mechanism may change what it is given.
+                pair = deepcopy(listed)
             loss = self._find_loss(pair, epsilon, delta)
             if loss is None and self.case.example is not None:
                 loss = self._draw_loss(pair)
@@ -336,11 +339,12 @@ class _ComparedCase:
         runs = self._bind(pair[0]), self._bind(pair[1])
         try:
             if delta:
-                needed = _find_delta(*runs, epsilon, delta, MAX_WORK * self._effort)
+                work = RUNS_WORK * self._effort
+                needed = find_delta(*runs, epsilon, delta, work, self._coverage.judged)
                 return (
                     f"runs need delta {needed:.4g} at epsilon {epsilon:g}" if needed > delta else ""
                 )
-            worst = climb_both_ways(*runs, CLIMB_WORK)
+            worst = climb_both_ways(*runs, CLIMB_WORK, self._coverage.losses)
             if worst is None:
                 return None
             return f"a possible run loses {worst:.4g}" if worst > epsilon + ROUNDING else ""
@@ -371,31 +375,6 @@ class _ComparedCase:
                 self._laws[name] = enumerate_outputs(count_path, tail=TAIL, paths=PATHS)
             self._coverage.paths += paths[0]
         return self._laws.get(name)
-
-
-def _find_delta(first: Run, second: Run, epsilon: float, delta: float, work: float) -> float:
-    """A lower bound of the delta that drawn runs need at epsilon, on either side against the other; many of them
-    where few seem to need more than is stated, or the laws of their noise say so. Each number of runs ends with its
-    work: of few runs nothing is refuted.
-    """
-    needed = [0.0]
-    for sides, few in zip(((first, second), (second, first)), FEW_RUNS, strict=True):
-        distance = find_gaussian_distance(*sides, few)
-        if distance is not None and distance < math.inf:
-            is_suspicious = gaussian_delta(distance, epsilon) > delta + SLIGHT
-        else:
-            # One run that the other side never makes may be what delta allows.
-            excess = SUSPICIOUS if distance is None else SLIGHT
-            losses = draw_losses(*sides, SOME_RUNS, work)
-            is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + excess
-            if is_suspicious:
-                losses = draw_losses(*sides, MORE_RUNS, work)
-                is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS / 2
-        if is_suspicious:
-            # What decides is drawn afresh.
-            losses = draw_losses(*sides, MANY_RUNS, work)
-            needed.append(bound_delta(losses, epsilon, RARE)[0])
-    return max(needed)
 
 
 @counts_work
@@ -516,7 +495,7 @@ def structure_changes(
 @counts_work
 def structure_is_public(mechanism: Mechanism[Any]) -> None:
     """The form of a result does not tell how many rows there are."""
-    end = spent() + MAX_WORK / 2 * harness.effort
+    end = spent() + FORMS_WORK * harness.effort
     for case in spread(generate_cases(mechanism))[: max(1, int(FORMS * harness.effort))]:
         with suppress(TypeError):
             for n, pair in structure_changes(mechanism, case, end):

@@ -10,12 +10,12 @@ tell apart: units are projected onto what is read, and equal answers are left ou
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import combinations_with_replacement, product, zip_longest
+from itertools import chain, combinations_with_replacement, product, repeat, zip_longest
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,8 @@ from dpflow.core.contract.requests import (
     GroupedSums,
     Groups,
     KeySets,
+    Records,
+    SizeCounts,
     ValueCounts,
 )
 from dpflow.errors import InvalidInput
@@ -199,12 +201,12 @@ def spread(items: Sequence[Any]) -> list[Any]:
 def generated_neighbours(
     request: DataRequest, table: Table, max_pairs: int = MAX_PAIRS
 ) -> list[tuple[Answer, Answer]]:
-    """Pairs of neighbouring answers, those of lone units first and the most distant of them first.
+    """Pairs of neighbouring answers, those of lone units first and the most distant of them first. Others get the same
+    ones: copy what a mechanism is given, as a wrong one may change it.
 
     Raises `TypeError` for a request without a reference answer.
     """
-    # A wrong mechanism may change what it is given.
-    return deepcopy(_list_neighbours(_Asked(repr(request), request), table, max_pairs))
+    return _list_neighbours(_Asked(repr(request), request), table, max_pairs)
 
 
 @dataclass(frozen=True)
@@ -219,51 +221,107 @@ class _Asked:
 def _list_neighbours(asked: _Asked, table: Table, max_pairs: int) -> list[tuple[Answer, Answer]]:
     """Parameters that change noise alone ask for the same ones again."""
     request, units = asked.request, _distinct_units(asked.request, table)
-    empty = answer_units(request, table, [])
+    name_tables = _name_tables(request, table, units)
     pairs: list[tuple[Answer, Answer]] = []
     seen: set[frozenset[Any]] = set()
     crowd: list[tuple[Answer, Answer]] = []
     has_crowd = isinstance(request, KeySets) or (
         isinstance(request, GroupedSums) and request.by and request.keys is None
     )
+    one_row = [i for i, unit in enumerate(units) if unit and len(unit) == 1]
     for others in range(MAX_OTHERS + 1 + bool(has_crowd)):
-        listed: list[tuple[tuple[int, int], Answer, Answer]] = []
+        listed: list[tuple[tuple[int, int], _Places, _Places]] = []
         # Private keys show from a number of units on: then each has many.
-        companies = (
-            [[unit for unit in units if unit and len(unit) == 1] * CROWD]
+        companies: Iterable[_Places] = (
+            [(*one_row * CROWD,)]
             if others > MAX_OTHERS
-            else (
-                [units[i] for i in s]
-                for s in combinations_with_replacement(range(len(units)), others)
-            )
+            else combinations_with_replacement(range(len(units)), others)
         )
         for company in companies:
-            answers = [answer_units(request, table, [*company, unit]) for unit in units]
-            alone = answer_units(request, table, company) if company else empty
-            names = [answer_fingerprint(answer) for answer in answers]
-            couples: list[tuple[int, Answer, Any, int | None]]
+            names, alone = name_tables(company)
+            couples: list[tuple[int, Any, int | None]]
             if table.neighbours == "add-remove":
-                couples = [(i, alone, answer_fingerprint(alone), None) for i in range(len(units))]
+                couples = [(i, alone, None) for i in range(len(units))]
             else:
-                couples = [
-                    (i, answers[j], names[j], j) for i in range(len(units)) for j in range(i)
-                ]
-            for i, other, name, j in couples:
+                couples = [(i, names[j], j) for i in range(len(units)) for j in range(i)]
+            for i, name, j in couples:
                 pair = frozenset((names[i], name))
                 if len(pair) == 2 and pair not in seen:
                     seen.add(pair)
                     distances = _distances(units[i], () if j is None else units[j])
-                    listed.append((distances, answers[i], other))
+                    other = company if j is None else (*company, j)
+                    listed.append((distances, (*company, i), other))
             if len(listed) > 40 * max_pairs:
                 break
         # Lone units show a wrong scale; what others have matters to choices between values.
         room = max_pairs * (6, 6, 4, 6)[others] // 16
-        chosen = _most_distant(spread(listed), room)
+        chosen = [
+            (answer_units(request, table, [units[i] for i in one]),
+             answer_units(request, table, [units[i] for i in other]))
+            for one, other in _most_distant(spread(listed), room)
+        ]  # fmt: skip
         if others > MAX_OTHERS:
             crowd = chosen
         else:
             pairs += chosen
     return [one for two in zip_longest(pairs, crowd) for one in two if one is not None]
+
+
+#: Units of a table, by their places in a list.
+_Places = tuple[int, ...]
+
+
+def _name_tables(
+    request: DataRequest, table: Table, units: Sequence[UnitRows]
+) -> Callable[[_Places], tuple[list[Hashable], Hashable]]:
+    """Names of the answers on some of these units with each further one, and without: equal for equal answers."""
+    alone = [answer_units(request, table, [unit]) for unit in units]
+    if isinstance(request, Records):
+        # There the order of units counts, as far as they have rows.
+        rows = [answer_fingerprint(answer) for answer in alone]
+
+        def name_rows(company: _Places) -> tuple[list[Hashable], Hashable]:
+            shared = tuple(rows[i] for i in company if rows[i])
+            return [(*shared, own) if own else shared for own in rows], shared
+
+        return name_rows
+    # All other answers are numbers that add up over units.
+    parts = [_count_parts(answer) for answer in alone]
+    places = {name: i for i, name in enumerate(dict.fromkeys(chain.from_iterable(parts)))}
+    numbers = np.zeros((len(units), len(places)), np.int64)
+    for unit, counted in enumerate(parts):
+        for name, number in counted.items():
+            numbers[unit, places[name]] = number
+
+    def name_sums(company: _Places) -> tuple[list[Hashable], Hashable]:
+        shared = numbers[list(company)].sum(0)
+        return [one.tobytes() for one in shared + numbers], shared.tobytes()
+
+    return name_sums
+
+
+def _count_parts(answer: Any) -> dict[Hashable, int]:
+    """The numbers of an answer that add up over units."""
+    if isinstance(answer, Groups):
+        counted = {"rows": answer.rows, "units": answer.units}
+        for what in ("sums", "counts", "squares"):
+            counted |= {(what, name): one for name, one in getattr(answer, what).items()}
+        return {
+            (what, key): number
+            for what, one in counted.items()
+            for key, number in zip(answer.keys, one.tolist(), strict=True)
+        }
+    whole = answer_fingerprint(answer)
+    if isinstance(answer, ValueCounts):
+        codes, counted = whole
+        return {(code, value): n for code, (value, n) in zip(codes or repeat(0), counted)}
+    if isinstance(answer, SizeCounts):
+        return {(i, size): n for i, sizes in enumerate(whole) for size, n in sizes}
+    if isinstance(answer, ArrayColumn):
+        size, groups = whole
+        return Counter([*((i, x) for i, one in enumerate(groups) for x in one), *["unit"] * size])
+    # Key sets: bags.
+    return Counter(whole)
 
 
 def distant_neighbours(request: DataRequest, case: Case) -> list[tuple[Answer, Answer]]:
@@ -334,13 +392,12 @@ class EqualUnits:
         )
         self.most = MAX_UNITS
         # Answers on equal units are multiples; private keys may differ.
-        if isinstance(one, Groups) and isinstance(nothing, Groups) and one.keys == nothing.keys:
+        if (
+            isinstance(one, Groups) and isinstance(nothing, Groups) and one.keys == nothing.keys
+        ) or (isinstance(nothing, ValueCounts) and not nothing.counts.size):
             self._parts, self.most = (one, nothing), MAX_SIZE
-        counts = isinstance(one, ValueCounts) and isinstance(nothing, ValueCounts)
-        if counts and not nothing.counts.size:
-            self._parts, self.most = (one, nothing), MAX_SIZE
-        # Each value stands by itself, in memory too.
-        if isinstance(one, ArrayColumn):
+        # Each value stands by itself, in memory too, and so does each private key.
+        elif isinstance(one, Groups | ArrayColumn):
             self._parts = one, nothing
 
     def answer(self, n: int, absent: int = 0) -> Answer:
@@ -361,6 +418,9 @@ class EqualUnits:
 
 def _add_answers(one: Any, other: Any, n: int, m: int) -> Answer:
     """n times one answer, and m times the other."""
+    if isinstance(one, Groups) and one.keys != other.keys:
+        # A unit without values has no private key.
+        return _add_answers(one, one, n, 0) if n else other
     if isinstance(one, ValueCounts):
         return replace(one if n else other, counts=(one if n else other).counts * n)
     if isinstance(one, ArrayColumn):
@@ -462,8 +522,8 @@ def tiny_rows(table: Table) -> list[dict[str, Any]]:
 
 
 def _most_distant(
-    listed: list[tuple[tuple[int, int], Answer, Answer]], room: int
-) -> list[tuple[Answer, Answer]]:
+    listed: list[tuple[tuple[int, int], _Places, _Places]], room: int
+) -> list[tuple[_Places, _Places]]:
     """The pairs that are furthest apart by their rows, and those by their values, in turns."""
     by_rows, by_values = (
         sorted(range(len(listed)), key=lambda i, k=k: -listed[i][0][k])  # type: ignore[misc]

@@ -41,7 +41,7 @@ def parametrize_with_checks(
             must register. Mechanisms take turns in which of their examples stays, and a sample of it does. Of the
             generated tables a sample stays: those with the most telling declarations. An eighth of the draws stays that
             hold an error bound, and a quarter of the replays and of what an enumeration may take.
-        slow: names of rules whose checks all get this mark.
+        slow: names of rules whose checks all get this mark, or of those of one mechanism: ``name: rule``.
     """
     cases = []
     for number, mechanism in enumerate(mechanisms):
@@ -58,7 +58,7 @@ def parametrize_with_checks(
                 marks[check.name] = pytest.mark.slow
                 checks.append(Check(f"{check.name} [sample]", partial(_run_sample, check, effort)))
         for check in checks:
-            if any(f": {rule} [" in check.name for rule in slow):
+            if any(f": {rule} [" in f": {check.name}" for rule in slow):
                 marks[check.name] = pytest.mark.slow
         cases += [pytest.param(c, id=c.name, marks=marks.get(c.name, ())) for c in checks]
     return pytest.mark.parametrize("check", cases)

@@ -17,7 +17,7 @@ distributions that are close for each of their values are close.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
@@ -29,16 +29,16 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import Answer, Groups, Sets
-from dpflow.core.sampling.randomness import Source
+from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.testing.outcomes import digest_outcome
 from dpflow.testing.replay_laws import (
     Impossible,
     aim_value,
-    measure_shift,
+    name_laws,
 )
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.replay_sources import Enough, Recording, Replaying, StatedPart
-from dpflow.testing.work import spent
+from dpflow.testing.work import add_work, spent
 
 #: Makes what everybody sees, from the source that it is given.
 Run = Callable[[Source], Hashable]
@@ -95,23 +95,25 @@ def draw_losses(
     return np.array(losses)
 
 
-def find_gaussian_distance(first: Run, second: Run, number: int) -> float | None:
-    """How many standard deviations Gaussian noise is shifted by in each of so many runs; infinite where the other side
-    never makes one of them. None where it has other noise, or is shifted in another way in some run.
+def compare_laws(
+    first: Run, second: Run, number: int
+) -> tuple[NDArray[np.float64], Hashable | None]:
+    """Losses of so many runs, and a name of the laws of their numbers on both sides: where it is the same, losses have
+    the same law. None where runs differ in it, the other side never makes one, or the laws have no name.
     """
-    distances = set[float]()
+    losses, names = list[float](), set[Hashable]()
     with follow_samplers():
         for _ in range(number):
             recorded = Recording(Fraction(1), False, _has_places(first, second))
             try:
                 replayed = _replay_run(first, second, recorded)
             except Impossible:
-                return math.inf
-            parts = [measure_shift(*laws) for laws in zip(recorded.laws, replayed.laws)]
-            distances.add(-1.0 if None in parts else math.sqrt(math.fsum(filter(None, parts))))
-            if len(distances) > 1 or -1.0 in distances:
-                return None
-    return distances.pop()
+                losses.append(math.inf)
+                names.add(None)
+                continue
+            losses.append(math.fsum(_list_losses(recorded, replayed)))
+            names.add(name_laws(recorded.laws, replayed.laws))
+    return np.array(losses), names.pop() if len(names) == 1 else None
 
 
 def climb_losses(
@@ -130,21 +132,30 @@ def climb_losses(
     return np.array(losses)
 
 
-def climb_both_ways(first: Run, second: Run, work: float) -> float | None:
+def climb_both_ways(
+    first: Run, second: Run, work: float, known: dict[Hashable, float]
+) -> float | None:
     """The largest loss of a run on either side against the other, chosen as by `climb_losses`; None where work is over
-    before. What is tried of the first number says what it loses in both directions.
+    before. What is tried of the first number says what it loses in both directions. ``known`` are losses by the laws of
+    single numbers: what has the same laws loses the same.
     """
     end = spent() + work
     with follow_samplers(), suppress(_WorkIsOver):
         try:
-            own = [*_try_number(first, second, Fraction(1), (), TRIES // 2, end)]
-            own += map(_turn, _try_number(second, first, Fraction(1), (), TRIES // 2, end))
+            own = _try_number(first, second, Fraction(1), (), TRIES // 2, end)
+            others = _try_number(second, first, Fraction(1), (), TRIES // 2, end)
         except Impossible:
             return math.inf
-        return max(
-            _climb_loss(first, second, Fraction(1), end, own),
-            _climb_loss(second, first, Fraction(1), end, [*map(_turn, own)]),
+        laws = None if others[0].laws is None else own[0].laws
+        if laws in known:
+            return known[laws]
+        worst = max(
+            _climb_loss(first, second, Fraction(1), end, [*own, *map(_Try.turn, others)]),
+            _climb_loss(second, first, Fraction(1), end, [*others, *map(_Try.turn, own)]),
         )
+        if laws is not None:
+            known[laws] = worst
+        return worst
     return None
 
 
@@ -158,19 +169,18 @@ class _Try:
 
     Attributes:
         values, losses: its numbers, and what each loses.
-        laws: of each number on either side.
-        is_whole: whether the run asked for no further number.
+        is_whole: whether the run is known to ask for no further number.
+        laws: a name of the laws of its numbers (`dpflow.testing.replay_laws.name_laws`), where it is whole.
     """
 
     values: Sequence[Any]
     losses: Sequence[float]
-    laws: tuple[Sequence[Any], Sequence[Any]]
-    is_whole: bool
+    is_whole: bool = False
+    laws: Hashable | None = None
 
-
-def _turn(one: _Try) -> _Try:
-    """The same run on the other side."""
-    return _Try(one.values, [-loss for loss in one.losses], one.laws[::-1], one.is_whole)
+    def turn(self) -> _Try:
+        """The same run on the other side."""
+        return _Try(self.values, [-loss for loss in self.losses], self.is_whole)
 
 
 def _climb_loss(
@@ -181,7 +191,7 @@ def _climb_loss(
     try:
         while best is None or not best.is_whole:
             given = best.values if best is not None else ()
-            tries = tries or [*_try_number(first, second, factor, given, TRIES, end)]
+            tries = tries or _try_number(first, second, factor, given, TRIES, end)
             best, tries = max(tries, key=lambda one: math.fsum(one.losses)), ()
     except Impossible:
         return math.inf
@@ -190,26 +200,30 @@ def _climb_loss(
 
 def _try_number(
     first: Run, second: Run, factor: Fraction, given: Sequence[Any], number: int, end: float
-) -> Iterator[_Try]:
+) -> list[_Try]:
     """Runs with these numbers and another one each: drawn from everywhere, and the one that loses most where laws
-    know it. Raises `Impossible` where the other side never makes one of them, and `_WorkIsOver`.
+    know it. One run asks for the number on both sides; its laws there say what every other one loses. Raises
+    `Impossible` where the other side never makes one of them, and `_WorkIsOver`.
     """
-    aims: list[Any] = []
-    for turn in range(number):
-        # Asking takes as long as a small run.
-        if turn % TRIES == 0 and spent() >= end:
-            raise _WorkIsOver
-        values = [*given, *aims] if turn == 1 else given
-        recorded = Recording(factor, True, _has_places(first, second), values, len(given) + 1)
-        replayed = _replay_run(first, second, recorded)
-        losses = _list_losses(recorded, replayed)
-        laws = recorded.laws, replayed.laws
-        yield _Try(recorded.values, losses, laws, recorded.is_whole)
-        # It asked for no other number, so there is none to try.
-        if len(losses) == len(given):
-            return
-        if turn == 0:
-            aims = aim_value(laws[0][-1], laws[1][-1], recorded.values[-1])
+    if spent() >= end:
+        raise _WorkIsOver
+    recorded = Recording(factor, True, _has_places(first, second), given, len(given) + 1)
+    replayed = _replay_run(first, second, recorded)
+    losses = _list_losses(recorded, replayed)
+    laws = name_laws(recorded.laws, replayed.laws) if recorded.is_whole else None
+    tries = [_Try(recorded.values, losses, recorded.is_whole, laws)]
+    law, other = recorded.laws[-1:], replayed.laws[-1:]
+    # It asked for no other number, or for one that both sides share: there is none to try.
+    if len(losses) == len(given) or law == [None]:
+        return tries
+    before, drawn = recorded.values[:-1], recorded.values[-1]
+    aims = aim_value(law[0], other[0], drawn)
+    others = [*aims, *(law[0].draw(SystemSource(), True) for _ in range(number - 1 - len(aims)))]
+    for value in others:
+        add_work(1 + np.size(value) / 8)
+        loss = law[0].log_mass(value) - other[0].log_mass(value)
+        tries.append(_Try([*before, value], [*losses[:-1], loss]))
+    return tries
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ empirical Bernstein bound (Maurer, Pontil 2009) says how far a mean of so many r
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.errors import InvalidInput
 from dpflow.testing.audit import RARE, clopper_pearson
+from dpflow.testing.exact_divergence import gaussian_delta
 from dpflow.testing.examples import (
     AnyMechanism,
     Example,
@@ -27,8 +28,8 @@ from dpflow.testing.examples import (
 )
 from dpflow.testing.harness import epsilon_delta
 from dpflow.testing.release_checks import list_pairs
-from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
-from dpflow.testing.replay_laws import Unfollowed
+from dpflow.testing.replay import DrawRun, Run, climb_losses, compare_laws, draw_losses
+from dpflow.testing.replay_laws import Unfollowed, find_distance
 from dpflow.testing.replay_samplers import follow_samplers
 from dpflow.testing.session_checks import Game, MemorySession, Pick, list_games, neighbouring_sides
 from dpflow.testing.work import counts_work, spent
@@ -41,6 +42,10 @@ CLIMBS = 10
 CONFIDENCE = 0.99
 #: What sums of logarithms may be off.
 ROUNDING = 1e-6
+#: Runs with a delta: few in either direction that show which laws their noise has. Where all is Gaussian and shifted
+#: alike, these say what they need; else some, and then more, of which this may be seen, once for the same laws. Many
+#: where they need so much more than is stated.
+FEW_RUNS, SOME_RUNS, MORE_RUNS, MANY_RUNS, SLIGHT, SUSPICIOUS = 6, 30, 300, 3_000, 0.01, 0.05
 #: More noise than its own shows a wrong delta worse.
 EPSILON = "4"
 
@@ -230,6 +235,38 @@ def _judge(
     passed = bound_delta(losses, epsilon, RARE)[0] <= delta
     measured = _find_epsilon(losses, delta)
     return ReplayedRuns(example, epsilon, delta, measured, passed, len(losses), losses, place)
+
+
+def find_delta(
+    first: Run, second: Run, epsilon: float, delta: float, work: float, judged: set[Hashable]
+) -> float:
+    """A lower bound of the delta that drawn runs need at epsilon, on either side against the other; many of them
+    where few seem to need more than is stated, or the laws of their noise say so. Each number of runs ends with its
+    work: of few runs nothing is refuted. Laws that were judged are looked at in few runs again.
+    """
+    needed = [0.0]
+    for sides in ((first, second), (second, first)):
+        losses, laws = compare_laws(*sides, FEW_RUNS)
+        distance = find_distance(laws)
+        if distance is not None:
+            is_suspicious = gaussian_delta(distance, epsilon) > delta + SLIGHT
+        elif (epsilon, delta, laws) in judged and bound_delta(losses, epsilon, 0.5)[1] <= delta:
+            continue
+        else:
+            # One run that the other side never makes may be what delta allows.
+            excess = SLIGHT if math.inf in losses else SUSPICIOUS
+            losses = draw_losses(*sides, SOME_RUNS, work)
+            is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + excess
+            if is_suspicious:
+                losses = draw_losses(*sides, MORE_RUNS, work)
+                is_suspicious = bound_delta(losses, epsilon, 0.5)[1] > delta + SUSPICIOUS / 2
+            if laws is not None:
+                judged.add((epsilon, delta, laws))
+        if is_suspicious:
+            # What decides is drawn afresh.
+            losses = draw_losses(*sides, MANY_RUNS, work)
+            needed.append(bound_delta(losses, epsilon, RARE)[0])
+    return max(needed)
 
 
 def bound_delta(losses: NDArray[np.float64], epsilon: float, failure: float) -> tuple[float, float]:

@@ -5,10 +5,10 @@ side, and says on the other how probable the same number is there.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -86,27 +86,32 @@ class ChoiceLaw:
 
 @dataclass(frozen=True)
 class Place:
-    """An integer of one of several runs."""
+    """An integer of one of several runs that do not overlap, by the starts, lengths and costs of these."""
 
-    starts: Sequence[int]
-    lengths: Sequence[int]
+    starts: NDArray[Any]
+    lengths: NDArray[Any]
     costs: NDArray[np.float64]
     rate: float
 
-    def _log_weights(self) -> NDArray[np.float64]:
-        sizes = np.array([float(length) for length in self.lengths])
-        logs: NDArray[np.float64] = np.log(sizes) - self.rate * self.costs
-        return logs
+    @cached_property
+    def _runs(self) -> ChoiceLaw:
+        return ChoiceLaw(np.log(self.lengths.astype(float)) - self.rate * self.costs)
+
+    @cached_property
+    def _total(self) -> float:
+        return _log_sum(self._runs.logs)
 
     def draw(self, source: Source, explores: bool) -> int:
-        run = ChoiceLaw(self._log_weights()).draw(source, explores)
-        return self.starts[run] + source.draw_below(self.lengths[run])
+        run = self._runs.draw(source, explores)
+        return int(self.starts[run]) + source.draw_below(int(self.lengths[run]))
 
     def log_mass(self, value: int) -> float:
-        for start, length, cost in zip(self.starts, self.lengths, self.costs):
-            if start <= value < start + length:
-                return float(-self.rate * cost - _log_sum(self._log_weights()))
-        raise Impossible
+        before = np.flatnonzero(self.starts <= value)
+        # Of the runs that start before it only the last one may hold it.
+        run = before[np.argmax(self.starts[before])] if before.size else None
+        if run is None or value >= int(self.starts[run]) + int(self.lengths[run]):
+            raise Impossible
+        return float(-self.rate * self.costs[run] - self._total)
 
 
 #: Gaussian tails are summed up to this sigma, and this many sigmas far; beyond it an integral is as near.
@@ -249,14 +254,39 @@ def aim_value(law: Any, other: Any, drawn: Any) -> list[Any]:
     return [law.exact + np.where(apart == 0, noise, np.sign(apart) * np.abs(noise))]
 
 
-def measure_shift(law: Any, other: Any) -> float | None:
-    """By how many standard deviations Gaussian noise is shifted, squared; None of other noise."""
-    if not (isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise)):
+def name_laws(laws: Sequence[Any], others: Sequence[Any]) -> Hashable | None:
+    """A name of the laws of numbers on both sides: where it is the same, what each number loses has the same law. None
+    of laws without one.
+    """
+    names = [_name_law(*pair) for pair in zip(laws, others, strict=True)]
+    return None if None in names else tuple(names)
+
+
+def _name_law(law: Any, other: Any) -> Hashable | None:
+    if law is None and other is None:
+        return ("shared",)
+    if isinstance(law, ShiftedNoise) and isinstance(other, ShiftedNoise):
+        if law.exact.shape != other.exact.shape or law.gaussian != other.gaussian:
+            return None
+        # Equal numbers lose nothing, and of others the distance alone counts.
+        apart = [x for x in (law.exact - other.exact).tolist() if x]
+        return law.gaussian, law.size, other.size, *sorted(apart)
+    if isinstance(law, NamedNoise) and isinstance(other, NamedNoise):
+        sides = [(one.sampler, one.size, one.threshold, one.radius) for one in (law, other)]
+        names = law.exact.keys() | other.exact.keys()
+        pairs = [(law.exact.get(name), other.exact.get(name)) for name in names]
+        moved = sorted(repr((one, two)) for one, two in pairs if one != two)
+        return *sides, *moved
+    return None
+
+
+def find_distance(name: Any) -> float | None:
+    """By how many standard deviations Gaussian noise is shifted, where `name_laws` says that all noise is this; else
+    None.
+    """
+    if name is None or not all(law[0] is True and law[1] == law[2] for law in name):
         return None
-    if not (law.gaussian and other.gaussian and law.size == other.size):
-        return None
-    apart = (law.exact - other.exact).astype(float)
-    return float((apart**2).sum() / float(law.size))
+    return math.sqrt(math.fsum(sum(x * x for x in law[3:]) / float(law[1]) for law in name))
 
 
 class Stretch:
@@ -265,29 +295,32 @@ class Stretch:
     """
 
     def __init__(self, scale: Fraction) -> None:
-        reach = math.ceil(-math.log(LEFT_OUT) * float(scale))
-        if 2 * reach > MOST_THRESHOLDS:
-            raise Unfollowed("the noise of a threshold has too many values to sum over")
-        weights = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / float(scale))
-        self.weights: NDArray[np.float64] = weights / weights.sum()
-        self.left_out = LEFT_OUT
+        self.weights, self.left_out = _weigh_thresholds(scale), LEFT_OUT
 
     def split(self, difference: int, scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
-        """The weights with "below", and those with "above", of a value so far above the threshold."""
+        """How probable "below" and "above" are of a value so far above the threshold, by each noise of this."""
         reach = len(self.weights) // 2
         if abs(difference) > 2 * reach:
-            below, above = _split_noise(np.arange(-reach, reach + 1.0) - difference, scale)
-        else:
-            first = 2 * reach - difference
-            below, above = (
-                tails[first : first + len(self.weights)] for tails in _list_tails(reach, scale)
-            )
-        return self.weights * below, self.weights * above
+            return _split_noise(np.arange(-reach, reach + 1.0) - difference, scale)
+        first = 2 * reach - difference
+        below, above = _list_tails(reach, scale)
+        return below[first : first + len(self.weights)], above[first : first + len(self.weights)]
 
-    def keep(self, weights: NDArray[Any]) -> None:
-        """Go on after an answer that has these weights."""
-        mass = float(weights.sum())
-        self.weights, self.left_out = weights / mass, self.left_out / mass
+    def keep(self, chances: NDArray[Any], mass: float) -> None:
+        """Go on after an answer that has these chances, and this probability in all."""
+        self.weights = self.weights * chances
+        self.weights /= mass
+        self.left_out /= mass
+
+
+@lru_cache(maxsize=8)
+def _weigh_thresholds(scale: Fraction) -> NDArray[np.float64]:
+    reach = math.ceil(-math.log(LEFT_OUT) * float(scale))
+    if 2 * reach > MOST_THRESHOLDS:
+        raise Unfollowed("the noise of a threshold has too many values to sum over")
+    weights: NDArray[np.float64] = np.exp(-np.abs(np.arange(-reach, reach + 1.0)) / float(scale))
+    weights /= weights.sum()
+    return weights
 
 
 def _split_noise(room: NDArray[Any], scale: Fraction) -> tuple[NDArray[Any], NDArray[Any]]:
@@ -309,8 +342,8 @@ class ComparisonLaw:
 
     def __init__(self, stretch: Stretch, difference: int, scale: Fraction) -> None:
         self.stretch = stretch
-        self.parts = stretch.split(difference, scale)
-        self.masses = [float(part.sum()) for part in self.parts]
+        self.sides = stretch.split(difference, scale)
+        self.masses = [float(stretch.weights @ side) for side in self.sides]
 
     def draw(self, source: Source, explores: bool) -> bool:
         below, above = self.masses
@@ -327,7 +360,8 @@ class ComparisonLaw:
 
     def keep(self, value: bool) -> None:
         """Go on after this answer."""
-        self.stretch.keep(self.parts[0 if value else 1])
+        place = 0 if value else 1
+        self.stretch.keep(self.sides[place], self.masses[place])
 
 
 @dataclass(frozen=True)

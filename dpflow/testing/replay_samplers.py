@@ -83,14 +83,19 @@ def _as_list(values: Any) -> list[int]:
 
 
 def _follow_place(starts: Any, lengths: Any, costs: Any, rate: Any, source: Follower) -> int:
-    penalties = np.array([float(cost) for cost in costs])
+    penalties = np.asarray(costs, float)
     law = Place(
-        _as_list(starts),
-        _as_list(lengths),
+        _as_array(starts),
+        _as_array(lengths),
         penalties - penalties.min(),
         float(rate * source.factor),
     )
     return int(source.follow(law))
+
+
+def _as_array(values: Any) -> Any:
+    """Integers; those of a list may be larger than numpy's."""
+    return values if isinstance(values, np.ndarray) else np.array(values, object)
 
 
 def _follow_bands(window: Any, first: int, last: int, rate: Any, source: Follower) -> int:
@@ -99,8 +104,7 @@ def _follow_bands(window: Any, first: int, last: int, rate: Any, source: Followe
 
 
 def _follow_piece(lengths: Any, costs: Any, rate: Any, source: Follower) -> int:
-    sizes = np.array([float(length) for length in lengths])
-    away = np.array([float(cost) for cost in costs])
+    sizes, away = np.asarray(lengths, float), np.asarray(costs, float)
     return int(source.follow(ChoiceLaw(np.log(sizes) - float(rate * source.factor) * away)))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, Literal
@@ -354,7 +355,8 @@ def _pairs_of(
         else:
             pairs = generated_neighbours(request, case.table, 16)
         # Numbers of private keys have the same places only where both sides have the same keys.
-        pairs = [pair for pair in pairs if _keys(pair[0]) == _keys(pair[1])][:PAIRS]
+        # A wrong mechanism may change what it is given.
+        pairs = deepcopy([pair for pair in pairs if _keys(pair[0]) == _keys(pair[1])][:PAIRS])
         if is_sized:
             units = EqualUnits(request, case.table)
             sizes = list_sizes(mechanism, units.most, SMALL_SIZES)

@@ -77,6 +77,7 @@ def discrete_laplace_divergence(scale: Fraction, sensitivity: int, order: Fracti
 
 # Searches for an order ask for the same grids again: two logarithms of a hundred digits for each.
 @lru_cache(4096)
+@lru_cache(maxsize=4096)
 def conversion_penalty(order: Fraction, delta: Fraction) -> Fraction:
     """What (epsilon, delta)-DP costs above the divergence: D_a <= R implies (R + penalty,
     delta)-DP. Rounded up.

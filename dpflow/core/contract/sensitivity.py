@@ -110,7 +110,7 @@ class GroupedSensitivity:
     bounds: GroupBounds
     size: int | None
     replaces: bool
-    terms: Mapping[tuple[str, str], tuple[int, int]]
+    terms: Mapping[tuple[str, str], tuple[int, int]] = field(hash=False)
 
     @property
     def rows(self) -> Sensitivity:

@@ -75,6 +75,7 @@ class SelectionRule:
     bound: int | None = None
 
     @classmethod
+    @lru_cache(maxsize=256)
     def lowest_threshold(
         cls,
         moved: GroupedSensitivity,

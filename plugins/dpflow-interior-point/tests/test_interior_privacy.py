@@ -50,6 +50,7 @@ def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     enumerate.
     """
     scales.cache_clear()
+    points.cache_clear()
     set_reach(monkeypatch, getattr(request, "param", 1))
 
 
@@ -125,6 +126,15 @@ def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
     """The law of the point, given what the first stage showed."""
     exponent = None if method.atoms and seen.mostly_ties else seen.exponent
     cells = column.count_cells({0: CellGrid(exponent, trim)})[0]
+    return points(method, exponent, tuple(cells.keys.tolist()), tuple(cells.counts.tolist()))
+
+
+@cache
+def points(
+    method: Method, exponent: int | None, keys: tuple[float, ...], counts: tuple[int, ...]
+) -> Law:
+    """The law of the point over noise alone, enumerated once for all tables that lead to the same cells."""
+    cells = BinCounts(np.array(keys), np.array(counts, np.int64))
     if exponent is None:
         return enumerate_outputs(lambda s: interior_cell.point_among(cells, method.cells, 0, s))
     return enumerate_outputs(

@@ -19,7 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from fractions import Fraction
-from itertools import combinations_with_replacement
+from functools import lru_cache
+from itertools import chain, combinations
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -93,10 +94,16 @@ def concept_matrix(
     return np.array([one.predict(points[:, None]) for one in listed]).reshape(len(listed), end + 1)
 
 
+@lru_cache(maxsize=1)
 def list_multisets(end: int, size: int) -> NDArray[np.int64]:
     """All multisets of ``size`` points of 0..end, as counts."""
-    multisets = np.array(list(combinations_with_replacement(range(end + 1), size)), dtype=np.int64)
-    return np.stack([(multisets == point).sum(axis=1) for point in range(end + 1)], axis=1)
+    # Bars between stars: the points' counts are the stars between two bars.
+    bars = chain.from_iterable(combinations(range(size + end), end))
+    inner = np.fromiter(bars, np.int64).reshape(-1, end) if end else np.zeros((1, 0), np.int64)
+    edges = np.pad(inner, ((0, 0), (1, 1)), constant_values=((0, 0), (-1, size + end)))
+    multisets: NDArray[np.int64] = np.diff(edges)[::-1] - 1
+    multisets.setflags(write=False)
+    return multisets
 
 
 def sanitize_small(
