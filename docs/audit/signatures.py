@@ -13,7 +13,7 @@ D = -121665 * pow(121666, -1, P) % P
 
 
 def point(data):
-    """The point that 32 bytes name, or None."""
+    """The point that 32 bytes name, or None. Of X, Y, Z and T: x = X / Z, y = Y / Z and x y = T / Z."""
     number = int.from_bytes(data, "little")
     y, odd = number % 2**255, number >> 255
     if len(data) != 32 or y >= P:
@@ -24,23 +24,29 @@ def point(data):
         x = x * pow(2, (P - 1) // 4, P) % P
     if (x * x - square) % P or (x == 0 and odd):
         return None
-    return (P - x if x % 2 != odd else x), y
+    x = P - x if x % 2 != odd else x
+    return x, y, 1, x * y % P
 
 
 def add(a, b):
-    (x1, y1), (x2, y2) = a, b
-    both = D * x1 * x2 * y1 * y2
-    x = (x1 * y2 + x2 * y1) * pow(1 + both, -1, P)
-    return x % P, (y1 * y2 + x1 * x2) * pow(1 - both, -1, P) % P
+    (x1, y1, z1, t1), (x2, y2, z2, t2) = a, b
+    minus, plus = (y1 - x1) * (y2 - x2) % P, (y1 + x1) * (y2 + x2) % P
+    both, twice = 2 * D * t1 * t2 % P, 2 * z1 * z2 % P
+    e, f, g, h = plus - minus, twice - both, twice + both, plus + minus
+    return e * f % P, g * h % P, f * g % P, e * h % P
 
 
 def times(number, a):
-    total = (0, 1)
+    total = (0, 1, 1, 0)
     while number:
         if number % 2:
             total = add(total, a)
         a, number = add(a, a), number // 2
     return total
+
+
+def are_equal(a, b):
+    return all((a[n] * b[2] - b[n] * a[2]) % P == 0 for n in (0, 1))
 
 
 BASE = point((4 * pow(5, -1, P) % P).to_bytes(32, "little"))
@@ -62,7 +68,8 @@ def is_signed(text, signature, key_text):
     if scalar >= ORDER or a is None or r is None:
         return False
     digest = hashlib.sha512(first + key + text.encode()).digest()
-    return times(scalar, BASE) == add(r, times(int.from_bytes(digest, "little") % ORDER, a))
+    number = int.from_bytes(digest, "little") % ORDER
+    return are_equal(times(scalar, BASE), add(r, times(number, a)))
 
 
 def note_signers(note, keys):
