@@ -36,15 +36,34 @@ def start_program(*files: str, folder: Path) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
+def start_audit(export: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What it says of an export in a process of its own."""
+    write_program(folder)
+    (folder / "ledger.jsonl").write_text(export)
+    return start_program("ledger.jsonl", folder=folder)
+
+
 def run_audit(
     export: str, folder: Path, *notes: str, keys: Sequence[str] = ()
 ) -> subprocess.CompletedProcess[str]:
-    """What it says of an export, and of checkpoints kept elsewhere that these keys signed."""
-    write_program(folder)
+    """What it says of an export, and of checkpoints kept elsewhere that these keys signed; here, without a start of
+    Python.
+    """
     files = {"ledger.jsonl": export} | {f"note-{n}.txt": note for n, note in enumerate(notes)}
     for name, text in files.items():
         (folder / name).write_text(text)
-    return start_program(*files, *keys, folder=folder)
+    words, code = ["audit.py", *files, *keys], 0
+    output, errors = io.StringIO(), io.StringIO()
+    with load_program() as modules, pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", words)
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            try:
+                modules["audit"].main()
+            except SystemExit as end:
+                code = 1
+                print(end.code, file=sys.stderr)
+    return subprocess.CompletedProcess(words, code, output.getvalue(), errors.getvalue())
 
 
 def export_text(ledger: Ledger) -> str:

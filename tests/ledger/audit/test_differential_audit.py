@@ -17,7 +17,7 @@ from typing import Any
 
 import every_entry
 import pytest
-from audit_program import load_program, run_audit, start_program
+from audit_program import load_program, start_audit, start_program
 
 from dpflow.ledger import Ledger
 from dpflow.ledger.audit import verify
@@ -257,7 +257,7 @@ def test_damaged_lines_are_refused_with_a_sentence(program, history, tmp_path):
 
 def test_the_program_says_no_where_its_checks_are_left_out(history, tmp_path):
     """`python -O` removes assertions."""
-    assert "all within the rules" in run_audit(history[0], tmp_path).stderr
+    assert "all within the rules" in start_audit(history[0], tmp_path).stderr
     command = [sys.executable, "-O", "audit.py", "ledger.jsonl"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode and "leaves out every check" in done.stderr

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from audit_program import run_audit, start_program
+from audit_program import run_audit, start_audit, start_program
 
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import Ledger
@@ -158,7 +158,7 @@ def test_a_legal_history_passes_both(ledger: Ledger, place: Any, ask: Any, tmp_p
     assert ledger.verify().problems == ()
     stream = io.StringIO()
     ledger.export(stream)
-    done = run_audit(stream.getvalue(), tmp_path)
+    done = start_audit(stream.getvalue(), tmp_path)
     assert done.returncode == 0 and '"units": [300000000000, 0, 0]' in done.stdout, done.stderr
     if "://" not in place.target:
         done = start_program(place.target, folder=tmp_path)
