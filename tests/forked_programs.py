@@ -11,8 +11,11 @@ import gc
 import importlib
 import json
 import os
+import select
+import signal
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -24,8 +27,11 @@ from crashes import fault_environment
 
 from dpflow import fault_points
 
-#: What programs of dpflow import.
-MODULES = ("dpflow", "dpflow.engine", "dpflow.registry", "dpflow.tables.private")
+#: What programs of dpflow import, services among them.
+MODULES = (
+    *("dpflow", "dpflow.engine", "dpflow.registry", "dpflow.tables.private", "dpflow.analyst_sql"),
+    *("dpflow.cli.commands", "dpflow.cli.serve", "dpflow.server.app", "uvicorn"),
+)
 
 
 class ForkingProcess:
@@ -45,20 +51,79 @@ class ForkingProcess:
             stdout=subprocess.PIPE,
             text=True,
         )
+        self._turn = threading.Lock()
         atexit.register(self.close)
 
     def ask(self, *question: Any) -> int:
         """Its answer to a question of `serve`."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        answer = self._process.stdout.readline()
+        with self._turn:
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+            answer = self._process.stdout.readline()
         assert answer, "it could not start; see above"
         return int(answer)
 
     def close(self) -> None:
         """End the process."""
         self._process.communicate()
+
+
+class ForkedProcess:
+    """A process that was forked, with what tests use of `subprocess.Popen`.
+
+    Args:
+        program: its text.
+        arguments: what it sees as its command line's.
+        environment: all of its environment.
+        streams: files that it adds its standard output and its errors to.
+        server: the process that is forked.
+    """
+
+    def __init__(
+        self,
+        program: str,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        streams: Sequence[str],
+        server: ForkingProcess | None = None,
+    ) -> None:
+        self._server = server or start_server()
+        self._code: int | None = None
+        question = program, dict(environment), list(arguments), list(streams)
+        self.pid = self._server.ask("start", *question)
+        self._end, self._turn = os.pidfd_open(self.pid), threading.Lock()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal; raises `subprocess.TimeoutExpired` after so many seconds."""
+        if self._code is None:
+            ended = select.poll()
+            ended.register(self._end, select.POLLIN)
+            if not ended.poll(None if timeout is None else timeout * 1000):
+                raise subprocess.TimeoutExpired(str(self.pid), timeout or 0)
+            with self._turn:
+                if self._code is None:
+                    self._code = self._server.ask("wait", self.pid)
+        return self._code
+
+    def poll(self) -> int | None:
+        """Its exit code once it has ended."""
+        try:
+            return self.wait(0)
+        except subprocess.TimeoutExpired:
+            return None
+
+    def send_signal(self, number: int) -> None:
+        """Send a signal, unless it has ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        """End it at once."""
+        self.send_signal(signal.SIGKILL)
+
+    def __del__(self) -> None:
+        os.close(self._end)
 
 
 class ForkedProgram:
@@ -83,15 +148,14 @@ class ForkedProgram:
         seen = dict(os.environ if environment is None else environment)
         if fault is not None:
             seen = fault_environment(fault, env=seen)
-        self._folder, self._server = TemporaryDirectory(), server or start_server()
+        self._folder = TemporaryDirectory()
         self._streams = [Path(self._folder.name, name) for name in ("out", "errors")]
-        self._pid = self._server.ask(
-            "start", program, seen, arguments, list(map(str, self._streams))
-        )
+        streams = list(map(str, self._streams))
+        self._process = ForkedProcess(program, arguments, seen, streams, server)
 
     def wait(self) -> tuple[int, list[str]]:
         """Its exit code, negative for a signal, and what it wrote to its streams."""
-        code = self._server.ask("wait", self._pid)
+        code = self._process.wait()
         written = [stream.read_text() for stream in self._streams]
         self._folder.cleanup()
         return code, written

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import uvicorn
 import yaml
+from forked_programs import ForkedProcess
 from sql_world import World
 from starlette.testclient import TestClient
 
@@ -122,6 +123,7 @@ class Server:
     Args:
         prelude: statements that the process runs first.
         certificate: it answers by HTTPS with this one, whose key is in ``key.pem`` beside it.
+        is_fresh: whether Python starts for it, as for a command. Else a process is forked that has imported it.
     """
 
     def __init__(
@@ -131,6 +133,7 @@ class Server:
         port: int = 0,
         prelude: str = "",
         certificate: Path | None = None,
+        is_fresh: bool = False,
         **environment: str,
     ) -> None:
         self.port = port or find_free_port()
@@ -142,14 +145,19 @@ class Server:
             key = certificate.with_name("key.pem")
             options += ["--host", "0.0.0.0", "--tls-certificate", str(certificate), "--tls-key", str(key)]  # fmt: skip
         # A file: a pipe that nobody reads is full after a thousand requests, and then the service waits.
-        self._written = tempfile.TemporaryFile()  # noqa: SIM115  the process writes on
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", f"{prelude}\nfrom dpflow.cli import main; main()", "serve", str(file), *options],
-            env={name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
-            | ({"DPFLOW_FAULT": fault} if fault else {})
-            | environment,
-            stdout=subprocess.DEVNULL, stderr=self._written, start_new_session=True,
-        )  # fmt: skip
+        self._written = tempfile.NamedTemporaryFile()  # noqa: SIM115  the process writes on
+        program = f"{prelude}\nfrom dpflow.cli import main; main()"
+        words = ["serve", str(file), *options]
+        own = {name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
+        own |= ({"DPFLOW_FAULT": fault} if fault else {}) | environment
+        self.process: subprocess.Popen[bytes] | ForkedProcess
+        if is_fresh:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", program, *words],
+                env=own, stdout=subprocess.DEVNULL, stderr=self._written, start_new_session=True,
+            )  # fmt: skip
+        else:
+            self.process = ForkedProcess(program, words, own, [os.devnull, self._written.name])
         deadline = time.monotonic() + 120
         with httpx.Client(base_url=self.url, verify=self._trust) as client:
             while time.monotonic() < deadline and self.process.poll() is None:

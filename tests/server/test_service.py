@@ -40,7 +40,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> ServiceWorld:
 
 @pytest.fixture(scope="module")
 def server(world: ServiceWorld) -> Iterator[Server]:
-    running = Server(world.file)
+    running = Server(world.file, is_fresh=True)
     yield running
     running.stop()
     assert "Traceback" not in running.log

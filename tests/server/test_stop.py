@@ -30,7 +30,7 @@ def send(port: int, text: str) -> socket.socket:
 def test_half_sent_requests_and_a_running_job_keep_no_process(tmp_path: Path) -> None:
     """They are answered with 503 or closed; the charged job is settled by the next start, paid once."""
     world = ServiceWorld(tmp_path)
-    server = Server(world.file, prelude=BLOCKED_DRAW)
+    server = Server(world.file, prelude=BLOCKED_DRAW, is_fresh=True)
     with server.client("ann") as ann:
         job = ann.post("/v1/release", json=RELEASE).json()["job"]
         deadline = time.monotonic() + 60
