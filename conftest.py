@@ -8,6 +8,7 @@ import gc
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -41,6 +42,15 @@ gc.set_threshold(200_000, 20, 20)
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection: to look at all of it takes half a CPU second."""
     gc.freeze()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Leave out what the tests of a module imported, too: a search of all of a worker takes half a second."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 def pytest_unconfigure() -> None:
