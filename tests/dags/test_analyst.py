@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from made_once import copy_flights
 from rich.console import Console
 
 from dpflow.core.contract.requests import PerUnit
@@ -58,7 +59,9 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     import duckdb
 
     workspace = create_workspace(tmp_path_factory.mktemp("demo"))
-    prepare_workspace(workspace)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(job, "load_demo_tables", copy_flights)
+        prepare_workspace(workspace)
     analyst = load_analyst(workspace)
     training = open_rows(workspace.dags / "tables" / "flights_training.yml")
     candidates = analyst.fit_candidates(training, workspace.models)
