@@ -186,7 +186,14 @@ SCORES = (
         "higher",
         range=(0.0, 1.0),
     ),
-    _mean_over_rows("squared_loss", "mean squared error of a score", 1.0, _squared_errors, "lower"),
+    _mean_over_rows(
+        "squared_loss",
+        "mean squared error of a score",
+        1.0,
+        _squared_errors,
+        "lower",
+        label="number",
+    ),
     _mean_over_rows(
         "log_loss",
         "mean log loss of a probability; floor keeps it finite",
@@ -195,6 +202,7 @@ SCORES = (
         "lower",
         range=(0.0, -math.log(FLOOR)),
         options={"floor": FLOOR},
+        label="binary",
     ),
     Estimator(
         "auc",
@@ -204,8 +212,11 @@ SCORES = (
         better="higher",
         range=(0.0, 1.0),
         pair_scores=_score_rows,
+        label="binary",
     ),
-    Estimator("f1", "F1 of class 1", 0.0, _f1_score, better="higher", range=(0.0, 1.0)),
+    Estimator(
+        "f1", "F1 of class 1", 0.0, _f1_score, better="higher", range=(0.0, 1.0), label="binary"
+    ),
     Estimator(
         "calibration_error",
         "expected calibration error over bins",
@@ -214,6 +225,7 @@ SCORES = (
         {"bins": Fraction(10)},
         better="lower",
         range=(0.0, 1.0),
+        label="binary",
     ),
     _mean_over_rows(
         "difference",

@@ -240,6 +240,8 @@ class Estimator:
         columns: how many columns it needs at least.
         more_columns: whether an estimator of columns reads more than these.
         moments: the same as a function of sums; used where the columns are bounded.
+        label: what it takes as label: "any" if it compares predictions with it, a "number", or "binary" where 1 is
+        positive and all else is not.
     """
 
     name: str
@@ -256,6 +258,7 @@ class Estimator:
     pair_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
     skips_missing: bool = field(default=False, kw_only=True)
     more_columns: bool = field(default=False, kw_only=True)
+    label: Literal["any", "number", "binary"] = field(default="any", kw_only=True)
 
     def __post_init__(self) -> None:
         """Raises `ValueError` for a direction that there is not, or another one than pairs have."""

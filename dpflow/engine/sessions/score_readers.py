@@ -42,7 +42,11 @@ from dpflow.engine.sessions.group_scores import (
     predicted_values,
     score_range,
 )
-from dpflow.engine.sessions.scored_fields import require_used_by_name, require_used_by_sql
+from dpflow.engine.sessions.scored_fields import (
+    require_comparable,
+    require_used_by_name,
+    require_used_by_sql,
+)
 from dpflow.engine.sessions.unit_scores import (
     mean_shares,
     pair_scores,
@@ -305,7 +309,7 @@ class ScoreReaders:
             require_used_by_sql(columns, theirs, submission)
         else:
             estimator = self._registry.find_estimator(submission.estimator)
-            require_used_by_name(estimator, submission)
+            require_used_by_name(estimator, submission, self._plan.table)
 
     def _named_subject(
         self, query: EstimatorQuery, candidate: Candidate | None
@@ -317,13 +321,16 @@ class ScoreReaders:
         estimator = self._registry.find_estimator(query.estimator)
         options = estimator.fill_options(query)
         if candidate is not None:
-            require_used_by_name(estimator, candidate.submission)
+            require_used_by_name(estimator, candidate.submission, self._plan.table)
         if estimator.model and (candidate is None or candidate.predict is None):
             raise PlanRefused(f"estimator {estimator.name!r} scores a candidate; hand one to ask")
         subject = Subject(query.columns, options)
         if candidate is not None and candidate.predict is not None:
             submission = candidate.submission
             _check_columns(query, submission)
+            if estimator.label == "any":
+                types = self._private.column_types([submission.label])
+                require_comparable(candidate, submission.label, types[submission.label])
             subject = Subject(
                 query.columns,
                 options,

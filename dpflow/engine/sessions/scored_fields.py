@@ -1,18 +1,23 @@
-"""Whether an estimator uses what a candidate brings: a field that it ignores would be a claim about
-something else.
+"""Whether an estimator uses what a candidate brings: a field that it ignores, or a label that it does not know, would
+be a claim about something else.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
+import numpy as np
+
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator
-from dpflow.engine.sessions.candidate import Submission
+from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.errors import PlanRefused
 
 
-def require_used_by_name(estimator: Estimator, submission: Submission) -> None:
-    """Raises `PlanRefused` for a field that a named estimator does not use, or lacks."""
+def require_used_by_name(estimator: Estimator, submission: Submission, table: Table) -> None:
+    """Raises `PlanRefused` for a field that a named estimator does not use, or lacks, and for a label that it takes for
+    something else.
+    """
     reads = {"": (), "one": ("prediction",), "two": ("prediction", "rival")}[estimator.model]
     name = f"estimator {estimator.name!r}"
     _require_sources(name, reads, submission)
@@ -22,9 +27,47 @@ def require_used_by_name(estimator: Estimator, submission: Submission) -> None:
         raise PlanRefused(
             f"candidate {submission.name!r} names no label, and {name} compares predictions with it"
         )
+    if estimator.model:
+        _require_known_label(estimator, submission.label, table)
     n = estimator.columns
     if not estimator.model and not estimator.more_columns and len(submission.features) > n:
         _refuse(submission, f"{len(submission.features)} features", f"{name} reads the first {n}")
+
+
+def _require_known_label(estimator: Estimator, label: str, table: Table) -> None:
+    column = table.column(label)
+    if estimator.label == "number" and (column.lower is None or column.bounds_are_times):
+        wants = "a label that is a number"
+        how = f"declare its lower and upper in table {table.name!r}"
+    elif estimator.label == "binary" and (column.lower, column.upper) != (0, 1):
+        wants = "a label of 0 and 1, of which 1 is positive"
+        how = f"declare such a column in table {table.name!r}, as by expression, with lower: 0 and upper: 1"
+    else:
+        return
+    raise PlanRefused(f"estimator {estimator.name!r} takes {wants}, and {label!r} is none; {how}")
+
+
+def require_comparable(candidate: Candidate, label: str, label_type: str) -> None:
+    """Raises `PlanRefused` for a candidate that predicts texts of a label of numbers, or numbers of one of texts: no
+    prediction could be right.
+
+    Args:
+        label_type: the label's type in the database.
+    """
+    is_text = label_type.upper().startswith(("VARCHAR", "STRING", "ENUM"))
+    zeros = {name: np.zeros(1) for name in candidate.submission.features}
+    for who, predict in (("candidate", candidate.predict), ("rival", candidate.rival)):
+        if predict is None:
+            continue
+        # Predictions that are stored are numbers.
+        stored = candidate.submission.predictions is not None
+        says_text = not stored and isinstance(np.asarray(predict(zeros)).tolist()[0], str)
+        if says_text != is_text:
+            kinds = "texts", "numbers"
+            raise PlanRefused(
+                f"{who} {candidate.submission.name!r} predicts {kinds[not says_text]}, and label {label!r} holds "
+                f"{kinds[not is_text]}, so no prediction could be right; fit it on labels as the table has them"
+            )
 
 
 def require_used_by_sql(

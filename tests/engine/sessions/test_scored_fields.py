@@ -132,6 +132,55 @@ def test_only_what_is_used_is_taken(
         assert (gate.remaining()["answered"], registry.champion) == (answered, None), fields
 
 
+LABELS = {
+    "sick": BIT,
+    "two": {"lower": 1, "upper": 2},
+    "word": {"public_keys": ["late", "ontime"]},
+}
+BINARY = ("log_loss", "f1", "calibration_error", "auc")
+
+
+@pytest.mark.parametrize("metric", [*BINARY, "squared_loss", "accuracy"])
+def test_a_label_is_what_the_metric_takes_it_for(tiny: Tiny, metric: str) -> None:
+    """With keys as label a log loss counted no row as positive, and a gate promoted who said 0 of everybody: proven."""
+    tiny.fill(
+        "CREATE TABLE visits AS SELECT 'p' || i AS person, i % 2 AS sick, 1 + i % 2 AS two, "
+        "if(i % 2 = 1, 'late', 'ontime') AS word, i % 2 AS a FROM range(300) t(i)"
+    )
+    columns = {**LABELS, "a": BIT}
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, columns=columns, block=None, holdout=True
+    )
+    declared, ledger = load_table(path), Ledger(tiny.ledger)
+    ledger.grant(
+        "gate", 50, 0, filter="basic", table=declared, principal="owner", confirm_large=True
+    )
+    asked = {"estimator": metric, "range": [0, 1]} if metric == "squared_loss" else metric
+    params = {"groups": 20, "queries": 20, "failures": 10, "rho": "0.24", "alpha": "0.2"}
+    planned = plan(
+        "reusable_holdout", path, name="gate", scope="gate", metric=asked, epsilon="20", **params
+    )
+    gate = Session.open(planned, ledger, Registry.load())
+    taken = set()
+    for label, classes in product(LABELS, ([0, 1], ["ontime", "late"])):
+        file = tiny.folder / f"{label}{classes[0]}.skops"
+        skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], classes), file)
+        brought = {"name": "c", "file": str(file), "label": label, "features": ["a"]}
+        answered = gate.remaining()["answered"]
+        try:
+            judge(gate, brought | {"claim": "0.5"})
+        except InvalidInput as refused:
+            assert "takes a label" in str(refused) or "no prediction could be right" in str(refused)
+            assert gate.remaining()["answered"] == answered
+        else:
+            taken.add((label, isinstance(classes[0], str)))
+    if metric == "accuracy":
+        assert taken == {("sick", False), ("two", False), ("word", True)}
+    else:
+        numbers = ["sick"] if metric in BINARY else ["sick", "two"]
+        assert taken == set(product(numbers, (False, True)))
+
+
 def test_unknown_fields_are_refused(tiny: Tiny, sources: dict[str, Any]) -> None:
     good = {"name": "c", "file": sources["file"], "label": "sick", "features": ["a"]}
     claims = open_gate(tiny, "accuracy")
