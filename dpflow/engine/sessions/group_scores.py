@@ -24,6 +24,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
+from dpflow.errors import PlanRefused
 from dpflow.tables.private import PrivateTable
 from dpflow.tables.snapshot import SnapshotTable
 
@@ -144,11 +145,29 @@ def _order_rows(
     return private.remember(name, order)
 
 
-def fix_range(estimator: Estimator, metric: Metric) -> tuple[Estimator, float]:
-    """An estimator within the range of a metric, and what a group has on which it fails."""
-    default = estimator.default if metric.default is None else float(metric.default)
+def find_worst(estimator: Estimator, span: tuple[float, float] | None, *, lower: bool) -> float:
+    """What a row or group has on which a candidate or estimator fails: of a mean over rows the worst of its range, so that
+    nobody gains by a row without a prediction.
+
+    Args:
+        lower: whether lower numbers are better.
+
+    Raises `PlanRefused` for a mean over rows without a range.
+    """
+    if estimator.row_scores is None:
+        return estimator.default
+    if span is None:
+        raise PlanRefused(
+            f"{estimator.name} has no range, so nothing says what a row without a prediction counts; give the metric a range, "
+            f"or name the default"
+        )
+    return span[1] if lower else span[0]
+
+
+def fix_range(estimator: Estimator, metric: Metric) -> Estimator:
+    """An estimator within the range of a metric."""
     if metric.range is None:
-        return estimator, default
+        return estimator
     low, high = map(float, metric.range)
     scores, function = estimator.row_scores, estimator.function
 
@@ -161,14 +180,13 @@ def fix_range(estimator: Estimator, metric: Metric) -> tuple[Estimator, float]:
         return float(np.clip(value, low, high))
 
     # Sums in the database are of values that no range has clamped.
-    within = replace(
+    return replace(
         estimator,
         function=clamp_estimate,
         row_scores=None if scores is None else clamp_scores,
         range=(low, high),
         moments=None,
     )
-    return within, min(max(default, low), high)
 
 
 def score_range(

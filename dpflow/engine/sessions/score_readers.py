@@ -37,6 +37,7 @@ from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import (
     exact_sums,
+    find_worst,
     fix_range,
     group_values,
     predicted_values,
@@ -339,7 +340,7 @@ class ScoreReaders:
                 candidate.score,
                 candidate.rival,
             )
-        default = estimator.default if query.default is None else float(query.default)
+        given = query.default
         metric, lower = self.metric, estimator.better == "lower"
         if metric is not None:
             if metric.label not in (None, subject.label):
@@ -347,7 +348,14 @@ class ScoreReaders:
                     f"candidates predict {subject.label or 'nothing'}, and the session's metric is of label {metric.label}"
                 )
             lower = (metric.better or estimator.better) == "lower"
-            estimator, default = fix_range(estimator, metric)
+            estimator, given = fix_range(estimator, metric), metric.default
+        if given is not None:
+            default = float(given)
+        elif metric is None and not estimator.model:
+            default = estimator.default
+        else:
+            span = score_range(estimator, query.columns, self._plan.table)
+            default = find_worst(estimator, span, lower=lower)
         return estimator, subject, default, lower
 
     def _unit_counter(

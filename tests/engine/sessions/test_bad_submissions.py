@@ -73,6 +73,10 @@ def write_predictions(tiny: Tiny, prediction: str) -> dict[str, Any]:
         # The owner's default stands for a loss that is no number.
         ({"estimator": "squared_loss", "range": [0, 1], "default": 1},
          "CASE WHEN i % 4 < 1 THEN 'NaN'::DOUBLE ELSE i % 2 END", 0.25),
+        # Else the worst of its range: a model that said nothing was "better, proven" with a loss of 1.
+        ({"estimator": "squared_loss", "range": [0, 2]},
+         "CASE WHEN i % 4 < 1 THEN 'NaN'::DOUBLE ELSE i % 2 END", 0.5),
+        ({"estimator": "squared_loss", "range": [0, 2]}, "CASE WHEN i % 4 < 2 THEN NULL ELSE i % 2::DOUBLE END", 1.0),
         # Scores beyond the range count as its end, row by row.
         ({"estimator": "squared_loss", "range": [0, 1], "default": 1},
          "CASE WHEN i % 4 < 1 THEN 1e300 ELSE i % 2 END", 0.25),
@@ -87,7 +91,7 @@ def test_numbers_that_are_none_or_outside(
     )
     found = {
         claim: judge(session, {**given, "claim": str(claim)})["verdict"]
-        for claim in (mean, mean + 0.06, mean - 0.06)
+        for claim in (mean, mean + 0.12, mean - 0.12)
     }
     assert list(found.values()) == ["yes", "no", "no"]
 
