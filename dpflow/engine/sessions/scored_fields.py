@@ -39,7 +39,7 @@ def _require_known_label(estimator: Estimator, label: str, table: Table) -> None
     if estimator.label == "number" and (column.lower is None or column.bounds_are_times):
         wants = "a label that is a number"
         how = f"declare its lower and upper in table {table.name!r}"
-    elif estimator.label == "binary" and (column.lower, column.upper) != (0, 1):
+    elif estimator.label == "binary" and not (column.lower == 0 and column.upper == 1):
         wants = "a label of 0 and 1, of which 1 is positive"
         how = f"declare such a column in table {table.name!r}, as by expression, with lower: 0 and upper: 1"
     else:
