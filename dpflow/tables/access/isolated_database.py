@@ -165,6 +165,7 @@ class Connection:
     ) -> None:
         self._raw, self._what, self._queries, self._file = raw, what, queries, file
         self._found: dict[tuple[str, bool], Relation] = {}
+        self._sizes: dict[str, int | None] = {}
         #: What was checked against the catalogue of this file as it is open.
         self.checked: list[Any] = []
 
@@ -175,8 +176,8 @@ class Connection:
     def open_session(self, what: str) -> Connection:
         """Another session of the open file, with temporary tables of its own."""
         session = Connection(self._raw.cursor(), what, self._queries, self._file)
-        # What the catalogue says is the same in both.
-        session._found, session.checked = self._found, self.checked
+        # What the file says is the same in both.
+        session._found, session._sizes, session.checked = self._found, self._sizes, self.checked
         return session
 
     def close(self) -> None:
@@ -367,6 +368,11 @@ class Connection:
 
     def count_stored_rows(self, relation: Relation) -> int | None:
         """How many rows a table has, from its storage; None for a view."""
+        if relation.quoted not in self._sizes:
+            self._sizes[relation.quoted] = self._count_stored_rows(relation)
+        return self._sizes[relation.quoted]
+
+    def _count_stored_rows(self, relation: Relation) -> int | None:
         # A declared column of that name, of a table or a view, hides the storage's.
         if "rowid" in map(str.casefold, relation.fields):
             return None

@@ -70,13 +70,14 @@ class DuckDBBackend(QueryBackend):
 
     @contextmanager
     def _open_query(
-        self, blocks: Sequence[str], nonce: int | None = None
+        self, blocks: Sequence[str], nonce: int | None = None, *, reads_rows: bool = True
     ) -> Iterator[RequestQuery]:
+        where = self.where if reads_rows else None
         if self._held is not None:
-            yield RequestQuery(self.table, self._held, blocks, self.where, nonce)
+            yield RequestQuery(self.table, self._held, blocks, where, nonce)
             return
         with self._open_connection() as connection:
-            yield RequestQuery(self.table, connection, blocks, self.where, nonce)
+            yield RequestQuery(self.table, connection, blocks, where, nonce)
 
     def cancel(self) -> None:
         # Read once: the query's own thread may close it at any moment.
@@ -95,11 +96,11 @@ class DuckDBBackend(QueryBackend):
     def find_sources(self) -> Mapping[str, Sequence[str]]:
         relations = {"": self.table.relation_name}
         relations |= {join.name: join.relation for join in self.table.joins}
-        with self._open_query(()) as reading:
+        with self._open_query((), reads_rows=False) as reading:
             return {name: reading.connection.list_below(one) for name, one in relations.items()}
 
     def column_types(self, names: Collection[str]) -> Mapping[str, str]:
-        with self._open_query(()) as reading:
+        with self._open_query((), reads_rows=False) as reading:
             return {name: sql.describe_type(reading.column(name).type) for name in names}
 
     def check_schema(self, blocks: Sequence[str] = ()) -> None:

@@ -361,13 +361,17 @@ def _rescale_sum(total: Whole, count: Whole, span: int, most: Whole, random: str
     """At most ``most`` times the mean of a cell's values, rounded at random without bias; the bound
     holds in any case.
     """
-    size = greatest(count, 1)
-    # Quotient and rest apart, for total * most might overflow. No mean is above the largest value.
-    rest = ((total % size) * most + DUCKDB.random_below(random, count)) // size
-    scaled = least(total // size, span) * most + rest
+    size, draw = greatest(count, 1), DUCKDB.random_below(random, count)
+    if total.high * most.high <= MAX_MAGNITUDE:
+        scaled = (total * most + draw) // size
+    else:
+        # The same with quotient and rest apart. No mean is above the largest value.
+        scaled = least(total // size, span) * most + ((total % size) * most + draw) // size
     cell_sum = choose([(f"{count} <= {most}", total)], scaled)
     # The random number may be rounded up to the count, so the bound is stated once more.
-    bounded = least(cell_sum, most * span, most.high * span)
+    bounded = least(cell_sum, most.high * span)
+    if most.low < most.high:
+        bounded = least(bounded, most * span)
     return bounded.to(DUCKDB.type_of(bounded.low, bounded.high))
 
 
@@ -399,17 +403,11 @@ def truncate_values(rows: str, value: Value, most: int, unit: str = "unit, part"
     are left out.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    width = bit_length(value.span)
     if most > MOST_PACKED:
         values = _limit_rows(present, unit, most, "random()", "v0")
-    elif (spare := min(WORD - width, MOST_RANDOM)) >= LEAST_RANDOM:
-        # Random bits above the value: the least words are a random choice; a mask takes them off.
-        random = DUCKDB.random_bits("random()", spare) * (1 << width)
-        word = (random + value.above_low("v0")).to(BIGINT)
-        value_bits = replace(BITS, sql=f"unnest(min({word}, {most}))") & ((1 << width) - 1)
-        values = f"SELECT {value_bits} AS v0 FROM ({present}) GROUP BY {unit}"
-        number = (DUCKDB.column("v0", 0, value.span) + value.low).to(BIGINT)
-        return f"SELECT {number} AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
+    elif (word := _draw_word(value)) is not None:
+        values = f"SELECT {_read_words(f'min({word}, {most})', value)} AS v FROM ({present}) GROUP BY {unit}"
+        return f"SELECT v, count(*) AS n FROM ({values}) GROUP BY v ORDER BY v"
     else:
         values = f"SELECT unnest({choose_values(most)}) AS v0 FROM ({present}) GROUP BY {unit}"
     return f"SELECT v0 AS v, count(*) AS n FROM ({values}) GROUP BY v0 ORDER BY v0"
@@ -424,11 +422,35 @@ def truncate_grouped_values(rows: str, truncation: Truncation) -> str:
     has any.
     """
     present = f"SELECT * FROM ({rows}) WHERE v0 IS NOT NULL"
-    values = f"SELECT code, unnest(vs) AS v FROM ({collect_values(present, truncation)})"
+    is_packed = truncation.salt is None and truncation.per_group <= MOST_PACKED
+    value = truncation.values[0]
+    word = _draw_word(value) if is_packed else None
+    number = "unnest(vs)" if word is None else _read_words("vs", value)
+    values = f"SELECT code, {number} AS v FROM ({collect_values(present, truncation, word=word)})"
     return f"SELECT code, v, count(*) AS n FROM ({values}) GROUP BY code, v ORDER BY code, v"
 
 
-def collect_values(present: str, truncation: Truncation, *outputs: str) -> str:
+def _draw_word(value: Value) -> Whole | None:
+    """A value of ``v0`` with random bits above it, so that the least words are a random choice; None where there is no
+    room for enough of them.
+    """
+    width = bit_length(value.span)
+    spare = min(WORD - width, MOST_RANDOM)
+    if spare < LEAST_RANDOM:
+        return None
+    random = DUCKDB.random_bits("random()", spare) * (1 << width)
+    return (random + value.above_low("v0")).to(BIGINT)
+
+
+def _read_words(words: str, value: Value) -> Whole:
+    """Rows of the values in a list of such words."""
+    bits = replace(BITS, sql=f"unnest({words})") & ((1 << bit_length(value.span)) - 1)
+    return (replace(bits, high=value.span) + value.low).to(BIGINT)
+
+
+def collect_values(
+    present: str, truncation: Truncation, *outputs: str, word: Whole | None = None
+) -> str:
     """One row per unit and group that a unit keeps: ``code``, and the list ``vs`` of the values ``v0``
     that it keeps there.
 
@@ -436,6 +458,7 @@ def collect_values(present: str, truncation: Truncation, *outputs: str) -> str:
         present: a rows query without NULLs.
         truncation: what a unit keeps.
         outputs: further columns, of unit and code.
+        word: what is listed in place of a value, of which the least are a random choice.
     """
     unit, most = truncation.unit, truncation.per_group
     # Equal values have to draw numbers of their own, or all or none of them would stay.
@@ -446,7 +469,7 @@ def collect_values(present: str, truncation: Truncation, *outputs: str) -> str:
         present = _limit_rows(present, f"{unit}, code", most, random, "v0", "drawn")
         picked = "list(v0 ORDER BY drawn)" if truncation.total else "list(v0)"
     else:
-        picked = choose_values(most)
+        picked = choose_values(most) if word is None else f"min({word}, {most})"
     # Groups are chosen last: one in which a unit has no value takes no place.
     columns = ", ".join([unit, "code", *outputs, f"{picked} AS vs"])
     cells = f"SELECT {columns} FROM ({present}) GROUP BY {unit}, code"
@@ -541,4 +564,6 @@ def _saturate(total: Whole) -> Whole:
     """A sum within +-2^62: what is beyond is clamped, which moves no two sums further apart
     than they were.
     """
+    if total.low >= -MAX_MAGNITUDE and total.high <= MAX_MAGNITUDE:
+        return total.to(BIGINT)
     return least(greatest(total, -MAX_MAGNITUDE), MAX_MAGNITUDE).to(BIGINT)

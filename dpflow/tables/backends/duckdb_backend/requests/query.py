@@ -145,6 +145,10 @@ class RequestQuery:
                 )
                 self._truncated.add(joined.bounded_table)
 
+    def has_joins(self) -> bool:
+        """Whether the declaration of the rows joins relations."""
+        return bool(self.joined) or (self.below is not None and self.below.has_joins())
+
     def fetch_arrays(self, query: str) -> dict[str, Any]:
         """Run a finished query; the only thing here that reads rows, beside what makes temporary
         tables.

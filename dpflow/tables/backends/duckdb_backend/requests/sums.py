@@ -64,9 +64,10 @@ def truncate_request(
 
 def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
     """Number the keys, bound contributions, add up."""
-    # Finds out which joined columns are read, so that private relations are truncated with them.
-    truncate_request(reading, request).check_magnitude()
-    reading.bound_joins()
+    if reading.has_joins():
+        # Finds out which joined columns are read, so that private relations are truncated with them.
+        truncate_request(reading, request)
+        reading.bound_joins()
     keys = ("",) if request.by is None else request.keys
     numbers, first_key, private_keys = NumberedColumn("code", 0, len(keys or ())), None, None
     if request.by is not None:
@@ -79,6 +80,7 @@ def answer_request(reading: RequestQuery, request: GroupedSums) -> Groups:
         else:
             reading.number_keys(by, keys)
     truncation = truncate_request(reading, request, private_keys)
+    truncation.check_magnitude()
     truncation = replace(truncation, most_rows=reading.most_rows())
     columns = dispatch.bounded_sums(reading, truncation, numbers)
     codes = columns["code"]

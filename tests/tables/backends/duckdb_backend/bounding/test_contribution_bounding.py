@@ -19,10 +19,12 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, KeySets, SortedValues, UnboundedValues
 from dpflow.errors import PlanRefused
 from dpflow.tables.access import isolated_database
+from dpflow.tables.access.arithmetic import DUCKDB
 from dpflow.tables.backends.duckdb_backend.bounding import dispatch
 from dpflow.tables.backends.duckdb_backend.bounding.sql_bounding import (
     Truncation,
     Value,
+    _rescale_sum,
     truncate_grouped_values,
     truncate_rows,
     truncate_values,
@@ -325,6 +327,23 @@ def test_distinct_values_keep_each_unit_to_its_rows(make: Any) -> None:
     assert "arg_min" in truncate_values("", wide, 1000) and "arg_min" not in truncate_values(
         "", narrow, 1000
     )
+    grouped = [truncate_grouped_values("", Truncation("", (v,), 5, 3, 4)) for v in (wide, narrow)]
+    assert ["arg_min" in text for text in grouped] == [True, False]
+
+
+def test_both_forms_of_a_scaled_sum_are_one() -> None:
+    """A sum that a word holds is multiplied at once, others by parts: the numbers are the same, and within the bound."""
+    with duckdb.connect() as connection:
+        forms = [
+            _rescale_sum(
+                DUCKDB.column("s", 0, high), DUCKDB.column("m", 0, 40), 6, DUCKDB.number(5), "r"
+            )
+            for high in (6 * 40, 2**61)
+        ]
+        assert "%" not in forms[0].sql and "%" in forms[1].sql
+        rows = "FROM range(41) a(m), range(241) b(s), (VALUES (0.0), (0.37), (0.999999)) c(r) WHERE s <= 6 * m"
+        query = f"SELECT count(*) > 9000, bool_and({forms[0]} = {forms[1]}), max({forms[0]}) {rows}"
+        assert connection.execute(query).fetchone() == (True, True, 30)
 
 
 GROUPED = """
@@ -539,6 +558,9 @@ CHOICES = {
     "many values": truncate_values("FROM d", WIDE, 1001).replace("<= 1001", "<= 2"),
     "values by group": truncate_grouped_values(
         "FROM d", Truncation("FROM d", (WIDE,), 2, 1, 2, unit="unit, part")
+    ),
+    "narrow values by group": truncate_grouped_values(
+        "FROM d", Truncation("FROM d", (Value(0, 6, 0),), 2, 1, 2)
     ),
     "unbounded value": keep(Truncation("FROM d", (), 1, None, 1), unique=False),
     "unbounded values": keep(Truncation("FROM d", (), 2, 1, 1), unique=False),
