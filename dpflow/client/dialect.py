@@ -129,10 +129,6 @@ class DpflowDialect(default.DefaultDialect):
         dbapi.list_tables(dbapi_connection.client)
         return True
 
-    def get_default_isolation_level(self, dbapi_conn: Any) -> Any:
-        """As `get_isolation_level`."""
-        return "AUTOCOMMIT"
-
     def get_isolation_level(self, dbapi_connection: Any) -> Any:
         """Each answer is final at once."""
         return "AUTOCOMMIT"
@@ -144,14 +140,8 @@ class DpflowDialect(default.DefaultDialect):
     def set_isolation_level(self, dbapi_connection: Any, level: Any) -> None:
         """Nothing, as there is only one."""
 
-    def _get_server_version_info(self, connection: Connection) -> None:
-        return None
-
     def _get_default_schema_name(self, connection: Connection) -> str:
         return DEFAULT_SCHEMA
-
-    def _check_max_identifier_length(self, connection: Connection) -> None:
-        return None
 
     @reflection.cache
     def get_schema_names(self, connection: Connection, **kw: Any) -> list[str]:
@@ -200,26 +190,10 @@ class DpflowDialect(default.DefaultDialect):
     def get_foreign_keys(
         self, connection: Connection, table_name: str, schema: str | None = None, **kw: Any
     ) -> list[Any]:
-        """None."""
+        """None, as there are no indexes and no other constraints."""
         return []
 
-    def get_indexes(
-        self, connection: Connection, table_name: str, schema: str | None = None, **kw: Any
-    ) -> list[Any]:
-        """None."""
-        return []
-
-    def get_unique_constraints(
-        self, connection: Connection, table_name: str, schema: str | None = None, **kw: Any
-    ) -> list[Any]:
-        """None."""
-        return []
-
-    def get_check_constraints(
-        self, connection: Connection, table_name: str, schema: str | None = None, **kw: Any
-    ) -> list[Any]:
-        """None."""
-        return []
+    get_indexes = get_unique_constraints = get_check_constraints = get_foreign_keys
 
 
 def _is_ours(schema: str | None) -> bool:

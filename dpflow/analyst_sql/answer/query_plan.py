@@ -22,7 +22,7 @@ from dpflow.analyst_sql.parse.value_columns import describe_missing
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
 from dpflow.analyst_sql.releases.grouping_levels import (
     PlannedParts,
-    add_level,
+    add_levels,
     plan_levels,
 )
 from dpflow.analyst_sql.releases.query_parts import (
@@ -472,16 +472,13 @@ def answer_sql(
                 f"another revision pays for a new draw"
             )
         answered.append((part.part, part_cells))
-    for level in plan.added:
-        part_below, cells = answered[level.source]
-        groups = part_below.queries[0].groups
-        answered.append((level.part, add_level(level.part, cells, groups)))
-        notes.append(
-            f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
-            f"are not in it"
-        )
+    notes += [
+        f"level {level.name} is added up from release {origins[level.source].release_id}; rows without declared keys "
+        f"are not in it"
+        for level in plan.added
+    ]
     notes = list(dict.fromkeys(notes))
-    cells_of = find_cells_by_query(answered)
+    cells_of = find_cells_by_query(add_levels(answered, plan.added))
     answer = compute_answer(plan, cells_of, origins, notes)
     if not any(column.total == "stated" for column in answer.columns):
         # Of numbers that are computed of others no total interval is known.

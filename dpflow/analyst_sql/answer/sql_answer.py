@@ -249,42 +249,24 @@ class SqlAnswer:
         return {
             "rows": _list_records(self.list_columns(intervals)),
             "columns": [
-                {
-                    "name": one.name,
-                    "type": one.kind,
-                    "interval": one.interval,
-                    "total": one.total,
-                    "confidence": one.confidence,
-                    "clipped": one.clipped,
-                    "bounded": one.bounded,
-                    "has_noise": one.has_noise,
-                }
+                {("type" if name == "kind" else name): value for name, value in vars(one).items()}
                 for one in self.columns
             ],
             "free": self.free,
             "protects": self.protects,
-            "releases": [
-                {
-                    "release_id": one.release_id,
-                    "mechanism": one.mechanism,
-                    "epsilon": one.epsilon,
-                    "delta": one.delta,
-                    "released_at": one.released_at.isoformat(),
-                    "stored": one.stored,
-                }
-                for one in self.origins
-            ],
+            "releases": self._list_origins(),
             "notes": list(self.notes),
         }
+
+    def _list_origins(self) -> list[dict[str, Any]]:
+        return [vars(one) | {"released_at": one.released_at.isoformat()} for one in self.origins]
 
     def to_wire(self) -> dict[str, Any]:
         """All of it as JSON, from which `from_wire` makes an equal answer."""
         return {
             "columns": [dict(vars(column)) for column in self.columns],
             "values": [[_cell_to_wire(cell) for cell in row] for row in self.values],
-            "origins": [
-                vars(one) | {"released_at": one.released_at.isoformat()} for one in self.origins
-            ],
+            "origins": self._list_origins(),
             "protects": self.protects,
             "notes": list(self.notes),
             "chosen": self.chosen,

@@ -23,7 +23,7 @@ from dpflow.analyst_sql.releases.cells import (
     find_measure,
     make_width,
 )
-from dpflow.analyst_sql.releases.grouping_levels import AddedLevel, add_level
+from dpflow.analyst_sql.releases.grouping_levels import AddedLevel, add_levels
 from dpflow.analyst_sql.releases.query_parts import PartPlan, find_grouping, split_key
 from dpflow.analyst_sql.releases.stored_answers import Stored, find_cells, keep_cells
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
@@ -147,10 +147,7 @@ def _make_cells(
         if cells is None:
             return None
         answered.append((part.part, cells))
-    for level in added:
-        below, cells = answered[level.source]
-        answered.append((level.part, add_level(level.part, cells, below.queries[0].groups)))
-    return find_cells_by_query(answered)
+    return find_cells_by_query(add_levels(answered, added))
 
 
 def _assume_cells(part: PartPlan, private_keys: int, probe: tuple[int, int]) -> Cells | None:

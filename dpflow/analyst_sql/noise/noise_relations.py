@@ -21,7 +21,6 @@ from dpflow.analyst_sql.noise.expression_intervals import (
     combine,
     number,
 )
-from dpflow.analyst_sql.parse.parsed_parts import strip_alias
 from dpflow.analyst_sql.parse.select_query import (
     filled_column,
     key_column,
@@ -435,7 +434,7 @@ class SelectSources(ABC):
         """The columns of the answer; ``*`` is written out, as columns stand beside those of FROM."""
         items: list[Any] = []
         for item in self._select.expressions:
-            inner = strip_alias(item)
+            inner = item.unalias()
             star = inner.this if isinstance(inner, exp.Column) else inner
             if not isinstance(star, exp.Star):
                 if _may_be_several(inner):

@@ -26,7 +26,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     SelectSources,
     Shape,
 )
-from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, strip_alias, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, walk_own
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -63,13 +63,13 @@ class SelectRules(SelectSources):
         self._filter("having")
         self._window_order = self._find_window_order()
         reads = self._released.reads
-        noise = [self.find(strip_alias(item)) if reads(item) else EXACT for item in items]
+        noise = [self.find(item.unalias()) if reads(item) else EXACT for item in items]
         for one, repeats in zip(noise, repeating):
             # How many rows each becomes.
             if repeats:
                 self._choose(one)
         is_grouped = self._groups is not None
-        cells = [None if is_grouped else self._find_cell(strip_alias(item)) for item in items]
+        cells = [None if is_grouped else self._find_cell(item.unalias()) for item in items]
         self._filter("qualify")
         distinct = select.args.get("distinct")
         if distinct is not None and distinct.args.get("on") is not None:
@@ -136,7 +136,7 @@ class SelectRules(SelectSources):
                 low, high, count = one.low, one.high, one.count
                 if not one.noisy:
                     # Beside noisy values of another branch; a text has no bounds there.
-                    text = exp.cast(strip_alias(item).copy(), "VARCHAR", copy=False)
+                    text = exp.cast(item.unalias().copy(), "VARCHAR", copy=False)
                     low = high = exp.TryCast(this=text, to=exp.DataType.build("DOUBLE"))
                     count = number(0)
                 for end, part in ((LOW, low), (HIGH, high), (COUNT, count)):
@@ -164,7 +164,7 @@ class SelectRules(SelectSources):
 
     def _read_groups(self, items: Sequence[Any]) -> None:
         group = self._select.args.get("group")
-        aggregates = [*map(strip_alias, items), self._select.args.get("having")]
+        aggregates = [*(one.unalias() for one in items), self._select.args.get("having")]
         if group is None:
             if any(part is not None and self._has_aggregate(part) for part in aggregates):
                 self._groups = []
@@ -173,10 +173,10 @@ class SelectRules(SelectSources):
             raise RuleMissing
         parts = []
         if group.args.get("all"):
-            parts = [p for p in map(strip_alias, items) if not self._has_aggregate(p)]
+            parts = [p for p in (one.unalias() for one in items) if not self._has_aggregate(p)]
         for part in group.expressions:
             if isinstance(part, exp.Literal) and not part.is_string:
-                parts.append(strip_alias(items[int(part.this) - 1]))
+                parts.append(items[int(part.this) - 1].unalias())
             elif (
                 isinstance(part, exp.Column)
                 and not part.table
@@ -288,7 +288,7 @@ class SelectRules(SelectSources):
             return combine([], sources)
         item, key = select.expressions[0], order.expressions[0].this
         names = {item.alias_or_name.casefold()} - {""}
-        is_value = key == strip_alias(item) or (
+        is_value = key == item.unalias() or (
             isinstance(key, exp.Column) and not key.table and key.name.casefold() in names
         )
         if not is_value and not (isinstance(key, exp.Literal) and key.this == "1"):

@@ -13,7 +13,6 @@ from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import (
     is_there,
     name_part,
-    strip_brackets,
     take_arguments,
     when,
 )
@@ -44,9 +43,9 @@ _QUANTILES = {
     "Quantile": "quantile",
     "ApproxQuantile": "quantile",
 }
-#: Of two expressions, in rows where both have values.
 #: Steps between the bounds of a product up to which 2^30 of them add up to less than 2^62.
 WIDE_PRODUCT = 2**32
+#: Of two expressions, in rows where both have values.
 _PAIRS = ("Corr", "CovarPop", "CovarSamp", "RegrSlope")
 
 
@@ -202,7 +201,7 @@ class AggregateReader:
 
     def _read_units(self, counted: Any, condition: Node | None) -> Any:
         """How many privacy units there are; with ``CASE WHEN test THEN unit END`` those of rows that pass."""
-        part = strip_brackets(counted)
+        part = counted.unnest()
         if isinstance(part, exp.Case | exp.If):
             is_case = isinstance(part, exp.Case)
             branches = part.args["ifs"] if is_case else [part]
@@ -210,7 +209,7 @@ class AggregateReader:
             compares = is_case and part.this is not None
             if len(branches) != 1 or compares or not isinstance(default, exp.Null | None):
                 raise self._not_the_unit(counted)
-            test, part = self._rows.read(branches[0].this), strip_brackets(branches[0].args["true"])
+            test, part = self._rows.read(branches[0].this), branches[0].args["true"].unnest()
             condition = _both(test, condition)
         if self._rows.is_unit(part):
             return self._number("units", None, None, condition)

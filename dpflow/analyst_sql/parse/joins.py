@@ -11,7 +11,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.parsed_parts import keeps_all_rows, take_arguments
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, split_conjunction
 from dpflow.analyst_sql.parse.text_and_options import Refusal
 from dpflow.core.contract.declaration import Table
@@ -88,7 +88,7 @@ def _read_equality(
 ) -> exp.EQ | None:
     if not isinstance(part, exp.EQ):
         return None
-    left, right = strip_brackets(part.this), strip_brackets(part.expression)
+    left, right = part.this.unnest(), part.expression.unnest()
     if not (isinstance(left, exp.Column) and isinstance(right, exp.Column)):
         return None
     keys = (declared.left_column.casefold(), declared.right_column.casefold())
@@ -126,31 +126,24 @@ def add_join(source: PrivateRows, join: Any) -> PrivateRows:
     name, alias, schema = take_arguments(relation_part, "this", "alias", "db")
     if alias is not None:
         take_arguments(alias, "this")
-    kind, side = str(join.args.get("kind") or ""), str(join.args.get("side") or "")
     called = (alias or relation_part).name.casefold()
     relation = name.name if schema is None else f"{schema.name}.{name.name}"
     pair = _find_keys(on, using, source.alias, called)
     match = _find_declared(source, relation, pair)
     if match is None:
         raise Refusal("joins", _propose(source, relation, pair), join)
-    if kind not in ("", "INNER", "OUTER") or side not in ("", "LEFT"):
-        raise Refusal(
-            "joins",
-            f"{side or kind} JOIN of private rows is not computed; write LEFT JOIN, or JOIN",
-            join,
-        )
     joined = replace(source, relations={**source.relations, called: match.name})
-    return joined if side == "LEFT" else _keep_matches(joined, match, join)
+    return joined if keeps_all_rows(join) else _keep_matches(joined, match, join)
 
 
 def _find_keys(on: Any, using: Any, left: str, right: str) -> tuple[str, str] | None:
     """The two columns that a join compares; None where it compares something else."""
     if using:
         return (using[0].name, using[0].name) if len(using) == 1 else None
-    test = strip_brackets(on)
+    test = on and on.unnest()
     if not isinstance(test, exp.EQ):
         return None
-    sides = [strip_brackets(test.this), strip_brackets(test.expression)]
+    sides = [test.this.unnest(), test.expression.unnest()]
     if not all(isinstance(one, exp.Column) for one in sides):
         return None
     if sides[0].table.casefold() == right or sides[1].table.casefold() == left != "":

@@ -1,4 +1,4 @@
-"""Parts of a parsed query: their arguments, and what stands inside of brackets and aliases."""
+"""Parts of a parsed query: their arguments, names, and small expressions."""
 
 from __future__ import annotations
 
@@ -55,11 +55,13 @@ def is_aggregate(part: Any, names: frozenset[str]) -> bool:
     return is_named or isinstance(part, exp.AggFunc | exp.WithinGroup)
 
 
-def strip_brackets(parsed: Any) -> Any:
-    """What stands inside of brackets."""
-    while isinstance(parsed, exp.Paren):
-        parsed = parsed.this
-    return parsed
+def keeps_all_rows(join: Any) -> bool:
+    """Whether it is a LEFT JOIN of private rows, or a JOIN. Raises `Refusal` for any other."""
+    kind, side = (str(join.args.get(part) or "") for part in ("kind", "side"))
+    if kind not in ("", "INNER", "OUTER") or side not in ("", "LEFT"):
+        what = f"{side or kind} JOIN of private rows is not computed; write LEFT JOIN, or JOIN"
+        raise Refusal("joins", what, join)
+    return side == "LEFT"
 
 
 def when(test: Any, value: Any) -> Any:
@@ -70,8 +72,3 @@ def when(test: Any, value: Any) -> Any:
 def is_there(value: Any) -> Any:
     """``value IS NOT NULL``."""
     return exp.Not(this=exp.Is(this=value, expression=exp.Null()))
-
-
-def strip_alias(item: Any) -> Any:
-    """A column of the answer without the name that the query gives it."""
-    return item.this if isinstance(item, exp.Alias) else item

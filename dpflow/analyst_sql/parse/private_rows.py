@@ -12,7 +12,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import merge_operands, rewrite_node
-from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.parsed_parts import take_arguments
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, PlanRefused, UnknownName
@@ -251,7 +251,7 @@ def split_conjunction(parsed: Any) -> Iterator[Any]:
     """The parts of a condition between its outermost ANDs, from left to right."""
     waiting = [parsed]
     while waiting:
-        part = strip_brackets(waiting.pop())
+        part = waiting.pop().unnest()
         if isinstance(part, exp.And):
             waiting += [part.expression, part.this]
         else:
@@ -293,13 +293,13 @@ def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
     (...)``, BETWEEN two dates, or several of these connected by OR; None for any other condition.
     """
     if isinstance(part, exp.Or):
-        sides = [_read_blocks(strip_brackets(one), rows) for one in (part.this, part.expression)]
+        sides = [_read_blocks(one.unnest(), rows) for one in (part.this, part.expression)]
         return None if None in sides else [name for names in sides for name in names or ()]
     if not isinstance(part, exp.EQ | exp.In | exp.Between):
         return None
-    column, value = strip_brackets(part.this), None
+    column, value = part.this.unnest(), None
     if isinstance(part, exp.EQ):
-        value = strip_brackets(part.expression)
+        value = part.expression.unnest()
         if rows.is_block(value):
             column, value = value, column
     if not rows.is_block(column):
@@ -310,7 +310,7 @@ def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
         values = list(part.expressions)
     else:
         values = [part.args["low"], part.args["high"]]
-    values = [strip_brackets(value) for value in values]
+    values = [value.unnest() for value in values]
     texts = [text for value in values if (text := _read_block(value, rows)) is not None]
     if not values or len(texts) < len(values):
         return None
@@ -324,7 +324,7 @@ def _read_blocks(part: Any, rows: RowReader) -> list[str] | None:
 def _read_block(parsed: Any, rows: RowReader) -> str | None:
     """The block that a literal names, with a type or without; None for anything else."""
     inner = parsed.this if isinstance(parsed, exp.Cast) else parsed
-    if not isinstance(strip_brackets(inner), exp.Literal):
+    if not isinstance(inner.unnest(), exp.Literal):
         return None
     if isinstance(parsed, exp.Literal):
         return str(parsed.this)

@@ -16,7 +16,7 @@ from typing import Any
 from sqlglot import exp
 
 from dpflow.analyst_sql.parse.canonical_conditions import rewrite_node
-from dpflow.analyst_sql.parse.parsed_parts import strip_brackets, take_arguments
+from dpflow.analyst_sql.parse.parsed_parts import keeps_all_rows, take_arguments
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader
 from dpflow.analyst_sql.parse.text_and_options import Refusal, make_literal
 from dpflow.core.contract.declaration import Table
@@ -102,14 +102,8 @@ def join_public(
             f"{name!r} is a published answer, whose numbers have noise: aggregate the private rows, and join the result",
             join,
         )
-    kind, side = (str(join.args.get(part) or "") for part in ("kind", "side"))
+    is_left = keeps_all_rows(join)
     _, on, using = take_arguments(join, "this", "on", "using", ignore=("kind", "side"))
-    if kind not in ("", "INNER", "OUTER") or side not in ("", "LEFT"):
-        raise Refusal(
-            "joins",
-            f"{side or kind} JOIN of private rows is not computed; write LEFT JOIN, or JOIN",
-            join,
-        )
     if called == source.alias or called in source.public or called in source.relations:
         raise Refusal("ambiguous-columns", f"two relations are called {called!r}; rename one", join)
     folded = {column.casefold(): column for column, _ in table.columns}
@@ -134,9 +128,9 @@ def join_public(
             )
     if not keyed:
         raise Refusal("joins", f"{public} of {name!r} has no value in any row", join)
-    columns = PublicColumns(table, public, key, side != "LEFT", bool(using), keyed)
+    columns = PublicColumns(table, public, key, not is_left, bool(using), keyed)
     joined = replace(source, public={**source.public, called: columns})
-    if side == "LEFT":
+    if is_left:
         return joined
     try:
         return replace(joined, conditions=(*joined.conditions, list_equal(key, list(keyed))))
@@ -148,10 +142,10 @@ def _find_sides(
     on: Any, using: Any, rows: RowReader, called: str, names: Mapping[str, str], join: Any
 ) -> tuple[Any, str]:
     """The private column of a join's equality as it is parsed, and the public one's name."""
-    test = strip_brackets(on)
+    test = on and on.unnest()
     sides: list[Any] = [None, None]
     if isinstance(test, exp.EQ):
-        sides = [strip_brackets(one) for one in (test.this, test.expression)]
+        sides = [one.unnest() for one in (test.this, test.expression)]
     if using and len(using) == 1 and using[0].name.casefold() in names:
         return exp.column(using[0].name), names[using[0].name.casefold()]
     for private, public in (sides, sides[::-1]):

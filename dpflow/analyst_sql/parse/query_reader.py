@@ -4,7 +4,7 @@ around them reads the tables of what was released.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,8 +12,6 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.parse.joins import add_join, spell_joins
 from dpflow.analyst_sql.parse.parsed_parts import (
-    strip_alias,
-    strip_brackets,
     take_arguments,
     walk_own,
 )
@@ -55,7 +53,7 @@ _RELEASED_CLAUSES = (*CLAUSES, *AFTER_NOISE, *SOURCES, "laterals")
 def read_query(
     parsed: Any, find_table: FindTable, find_public: FindPublic = lambda name: None
 ) -> SplitQuery:
-    """A parsed query, split. Raises `Refusal`."""
+    """A parsed query, which is changed in place, split. Raises `Refusal`."""
     reader = _QueryReader(find_table, find_public)
     tree = reader.read_answer(parsed)
     if not reader.releases:
@@ -72,7 +70,7 @@ class _QueryReader:
 
     def read_answer(self, parsed: Any) -> Any:
         """The SELECT over released rows whose rows are the answer."""
-        tree = self._read(parsed.copy(), {}, 0, must_release=True)
+        tree = self._read(parsed, {}, 0, must_release=True)
         assert not isinstance(tree, PrivateRows)
         _order_rows(tree)
         return tree
@@ -170,7 +168,8 @@ class _QueryReader:
 
     def _replace_inner(self, part: Any, scope: Scope, nested: int) -> None:
         """The same for all queries inside of an expression."""
-        for query in list(_list_queries(part)):
+        parts = part.walk(bfs=False, prune=lambda one: isinstance(one, exp.Query))
+        for query in [one for one in parts if isinstance(one, exp.Query)]:
             self._replace(query, scope, nested + 1)
 
     # --- SELECT -------------------------------------------------------------------------------------------------
@@ -396,15 +395,6 @@ def _names_itself(cte: Any) -> bool:
     )
 
 
-def _list_queries(part: Any) -> Iterator[Any]:
-    """The outermost queries inside of an expression."""
-    if isinstance(part, exp.Select | exp.SetOperation | exp.Subquery):
-        yield part
-        return
-    for inner in part.iter_expressions():
-        yield from _list_queries(inner)
-
-
 def _rename(relation: PrivateRows, alias: Any) -> PrivateRows:
     """Private rows with the columns' names that ``t(a, b)`` gives."""
     if alias is None:
@@ -448,7 +438,7 @@ def _read_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     block_names: set[str] = set()
     order: list[str] | None = []
     for item in items:
-        inner = strip_brackets(strip_alias(item))
+        inner = item.unalias().unnest()
         star = inner if isinstance(inner, exp.Star) else getattr(inner, "this", None)
         if isinstance(star, exp.Star) and not isinstance(inner, exp.AggFunc):
             take_arguments(star)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from sqlglot import ErrorLevel, exp
@@ -13,8 +14,6 @@ from sqlglot import ErrorLevel, exp
 from dpflow.analyst_sql.parse.aggregate_reader import AggregateReader
 from dpflow.analyst_sql.parse.parsed_parts import (
     change_parts,
-    strip_alias,
-    strip_brackets,
     take_arguments,
 )
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
@@ -82,7 +81,6 @@ class SelectReader:
         self._blocks: tuple[str, ...] = ()
         self._groups: tuple[Node, ...] = ()
         self._key_kinds: set[type] = set()
-        self._levels: list[tuple[Node, ...]] = []
         self._grouping: list[tuple[int, ...]] = []
         #: Expressions of the answer's columns, by their aliases.
         self._items = {
@@ -106,7 +104,7 @@ class SelectReader:
         self._groups = tuple(nodes[text][0] for text in sorted(nodes))
         self._is_single_set = len(levels) == 1
         # A name of the grouping is a key wherever it stands outside an aggregate.
-        self._key_kinds = {type(strip_brackets(part)) for _, part in nodes.values()}
+        self._key_kinds = {type(part.unnest()) for _, part in nodes.values()}
         tree = exp.Select(with_=parsed.args.get("with_"))
         tree.set("expressions", [self._read_item(item) for item in items])
         if having is not None:
@@ -171,15 +169,7 @@ class SelectReader:
         levels: tuple[tuple[Node, ...], ...],
     ) -> Any:
         """One grouping set's rows, with NULL for the keys that it leaves out."""
-        release = SelectQuery(
-            query.table,
-            query.conditions,
-            query.blocks,
-            level,
-            query.aggregates,
-            levels,
-            query.parsed,
-        )
+        release = replace(query, groups=level, levels=levels)
         columns = []
         for position, group in enumerate(query.groups):
             key = exp.Null()
@@ -270,7 +260,7 @@ class SelectReader:
                     for item in items
                     if not any(isinstance(p, exp.AggFunc | exp.Filter) for p in item.walk())
                     if not isinstance(
-                        inner := strip_alias(item), exp.Literal | exp.Star | exp.Subquery
+                        inner := item.unalias(), exp.Literal | exp.Star | exp.Subquery
                     )
                 ]
             ]
@@ -282,7 +272,7 @@ class SelectReader:
     def _find_item(self, part: Any, items: Sequence[Any]) -> Any:
         """The expression that ``1`` or an alias means."""
         if isinstance(part, exp.Literal) and not part.is_string:
-            return strip_alias(take_item(part, items))
+            return take_item(part, items).unalias()
         alias = part.name.casefold() if isinstance(part, exp.Column) and not part.table else ""
         if alias in self._items and not self._rows.is_declared(part):
             return self._items[alias]
@@ -290,7 +280,7 @@ class SelectReader:
 
     def _read_groups(self, parts: Sequence[Any]) -> Iterator[tuple[Node, Any]]:
         for part in parts:
-            if self._rows.is_unit(strip_brackets(part)) and not self._rows.is_declared(part):
+            if self._rows.is_unit(part.unnest()) and not self._rows.is_declared(part):
                 raise Refusal(
                     "unit-groups",
                     f"a group of each {part.name} would show single privacy units; group by what many of them share, "
@@ -319,8 +309,8 @@ class SelectReader:
     # --- what is computed of released numbers -------------------------------------------------------------------
 
     def _read_item(self, item: Any) -> Any:
-        inner = strip_alias(item)
-        star = strip_brackets(inner)
+        inner = item.unalias()
+        star = inner.unnest()
         if isinstance(star, exp.Star | exp.Columns) or isinstance(
             getattr(star, "this", None) if isinstance(star, exp.Column) else None, exp.Star
         ):
@@ -413,22 +403,18 @@ class SelectReader:
     def _read_grouping(self, parsed: Any) -> Any:
         (parts,) = take_arguments(parsed, "expressions")
         items = self._parsed.expressions
-        keys = (self._find_item(strip_brackets(part), items) for part in parts)
-        positions = tuple(self._find_key(strip_brackets(key)) for key in keys)
+        keys = (self._find_item(part.unnest(), items) for part in parts)
+        positions = tuple(self._find_key(key.unnest()) for key in keys)
         numbers = tuple(position for position in positions if position is not None)
         if not positions or len(positions) > 60 or len(numbers) < len(positions):
             raise Refusal("grouped-columns", "GROUPING takes expressions of GROUP BY", parsed)
-        if not self._has_levels():
+        if self._is_single_set:
             return exp.Literal.number(0)
         if numbers not in self._grouping:
             self._grouping.append(numbers)
         listed = ", ".join(str(self._groups[number]) for number in numbers)
         name = _grouping_column(self._grouping.index(numbers))
         return _make_column(name, f"GROUPING({listed})")
-
-    def _has_levels(self) -> bool:
-        group = self._parsed.args.get("group")
-        return group is not None and len(self._list_groups(group, self._parsed.expressions)) > 1
 
     def _order(self, tree: Any, order: Any, limit: Any, offset: Any, items: Sequence[Any]) -> None:
         """ORDER BY, LIMIT and OFFSET; ties, and rows without an order, are in the order of keys."""
@@ -550,5 +536,5 @@ def _list_sets(part: Any) -> list[list[Any]]:
 
 def _list_members(part: Any) -> list[Any]:
     """What stands together: one expression, or several in brackets."""
-    inner = strip_brackets(part)
+    inner = part.unnest()
     return list(inner.expressions) if isinstance(inner, exp.Tuple) else [inner]

@@ -7,7 +7,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -328,19 +328,13 @@ def _blank(text: str, start: int, end: int) -> str:
 
 def find_start(node: Any) -> int | None:
     """Where a part of a parsed query begins: the first of its tokens that has a position."""
-    if not isinstance(node, exp.Expression):
-        return None
     # Operators and stars have no position, so what they belong to stands for them.
-    for part in (node, *_list_ancestors(node)):
-        starts: list[int] = [one.meta["start"] for one in part.walk() if "start" in one.meta]
+    while isinstance(node, exp.Expression):
+        starts: list[int] = [one.meta["start"] for one in node.walk() if "start" in one.meta]
         if starts:
             return min(starts)
+        node = node.parent
     return None
-
-
-def _list_ancestors(node: Any) -> Iterator[Any]:
-    while (node := node.parent) is not None:
-        yield node
 
 
 def _find_placeholders(statement: Any) -> list[tuple[Any, str]]:

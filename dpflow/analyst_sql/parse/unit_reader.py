@@ -20,8 +20,6 @@ from dpflow.analyst_sql.parse.foreign_meaning import is_clamped
 from dpflow.analyst_sql.parse.parsed_parts import (
     is_there,
     name_part,
-    strip_alias,
-    strip_brackets,
     take_arguments,
     walk_own,
     when,
@@ -61,7 +59,7 @@ def is_by_unit(parsed: Any, source: PrivateRows) -> bool:
 
 
 def _list_items(parsed: Any) -> list[Any]:
-    return [strip_brackets(strip_alias(item)) for item in parsed.expressions]
+    return [item.unalias().unnest() for item in parsed.expressions]
 
 
 def list_groups(parsed: Any, rows: RowReader) -> list[Any]:
@@ -74,12 +72,12 @@ def list_groups(parsed: Any, rows: RowReader) -> list[Any]:
     names = {item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)}
     parts = []
     for part in group.expressions:
-        one = strip_brackets(part)
+        one = part.unnest()
         if isinstance(one, exp.Literal) and str(one.this).isdecimal():
-            one = strip_alias(take_item(one, items))
+            one = take_item(one, items).unalias()
         elif isinstance(one, exp.Column) and not one.table and not rows.has_column(one):
             one = names.get(one.name.casefold(), one)
-        parts.append(strip_brackets(one))
+        parts.append(one.unnest())
     return parts
 
 
@@ -100,7 +98,7 @@ def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
     units: set[str] = set()
     names: list[str] = []
     for item in items:
-        inner = strip_brackets(strip_alias(item))
+        inner = item.unalias().unnest()
         name = item.alias if isinstance(item, exp.Alias) else name_column(inner)
         if name.casefold() in {one.casefold() for one in names}:
             raise Refusal(
@@ -242,7 +240,7 @@ class _FeatureReader(RowReader):
             if name != "count" or len(value.expressions) != 1:
                 raise Refusal("distinct-unit", "DISTINCT stands in COUNT, of one expression", value)
             name, value = "count distinct", value.expressions[0]
-        if name == "count" and self.is_unit(strip_brackets(value)):
+        if name == "count" and self.is_unit(value.unnest()):
             if self._source.table.privacy_unit.missing == "one-unit":
                 raise Refusal(
                     "aggregates",
@@ -365,7 +363,7 @@ def spell_group_bounds(parsed: Any, source: PrivateRows) -> tuple[Any, PrivateRo
         if is_clamped(part):
             return _clamp(part, take)
         if isinstance(part, exp.Count) and isinstance(part.this, exp.Distinct):
-            counted = [strip_brackets(one) for one in part.this.expressions]
+            counted = [one.unnest() for one in part.this.expressions]
             if len(counted) == 1 and RowReader(source).is_unit(counted[0]):
                 # A group has one row of each of its units.
                 return exp.Count(this=exp.Star())

@@ -34,13 +34,19 @@ class AddedLevel:
         return name_level(self.part.queries[0].groups)
 
 
-def add_level(part: QueryPart, cells: Cells, groups: Sequence[Node]) -> Cells:
-    """The cells of a level, added up from those of a finer grouping."""
-    own = {
-        key: {one: number for one, number in cell.items() if one in part.measures}
-        for key, cell in cells.items()
-    }
-    return add_up(own, groups, part.queries[0].groups)
+def add_levels(
+    answered: Sequence[tuple[QueryPart, Cells]], added: Sequence[AddedLevel]
+) -> list[tuple[QueryPart, Cells]]:
+    """Parts with their cells, and levels with theirs, which are added up from those of finer groupings."""
+    summed = []
+    for level in added:
+        (finer, cells), part = answered[level.source], level.part
+        own = {
+            key: {one: number for one, number in cell.items() if one in part.measures}
+            for key, cell in cells.items()
+        }
+        summed.append((part, add_up(own, finer.queries[0].groups, part.queries[0].groups)))
+    return [*answered, *summed]
 
 
 def name_level(groups: Sequence[Node]) -> str:

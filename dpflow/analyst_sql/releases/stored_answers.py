@@ -374,17 +374,12 @@ def find_labels(part: QueryPart, params: Mapping[str, Any]) -> dict[SqlAggregate
     elif part.mechanism == "quantiles":
         if params.get("column") != part.params["column"]:
             return None
-        names = {f"quantile {share}" for share in _shares(params.get("quantiles", ()))}
+        names = {f"quantile {Fraction(share)}" for share in params.get("quantiles", ())}
     else:
         if params.get("by") != part.params["by"]:
             return None
         names = set(part.measures.values())
     return dict(part.measures) if set(part.measures.values()) <= names else None
-
-
-def _shares(texts: Sequence[str]) -> Iterator[str]:
-    for text in texts:
-        yield str(Fraction(text))
 
 
 def _has_same_keys(stored: Stored, asked: PartPlan) -> bool:
