@@ -8,13 +8,13 @@ released number is in an event.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from airflow.sdk import Asset
 
-from dpflow.airflow.run_names import EVENT_KEY, list_loads, name_run
-from dpflow.airflow.task_context import AirflowFailException
+from dpflow.airflow.run_names import EVENT_KEY, list_loads
+from dpflow.airflow.task_context import AirflowFailException, name_task_run
 
 log = logging.getLogger(__name__)
 
@@ -35,7 +35,8 @@ def fill_outlet_events(
         if not isinstance(asset, Asset):
             continue
         of_asset = [r for r in releases if asset.name not in tables or r["table"] == asset.name]
-        _write_event(asset, context, {"releases": of_asset})
+        blocks = {block for release in releases for block in release["blocks"]}
+        _write_event(asset, context, blocks, {"releases": of_asset})
 
 
 def fill_load_events(
@@ -44,36 +45,37 @@ def fill_load_events(
     """Say in the events of a task's assets which blocks of which table its DAG loads."""
     for asset in outlets:
         if isinstance(asset, Asset):
-            _write_event(asset, context, {"load": {"table": table, "blocks": list(blocks)}})
+            load = {"table": table, "blocks": list(blocks)}
+            _write_event(asset, context, blocks, {"load": load})
 
 
-def _write_event(asset: Asset, context: Mapping[str, Any], fields: Mapping[str, Any]) -> None:
+def _write_event(
+    asset: Asset, context: Mapping[str, Any], blocks: Collection[str], fields: Mapping[str, Any]
+) -> None:
     """Add fields to an asset's event, with the task and the run that they are of."""
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
-    run, task = context["dag_run"], context["ti"]
-    identity = name_run(context, getattr(run, "partition_key", None), task.run_id)
+    task, (identity, map_index) = context["ti"], name_task_run(context, blocks)
     interval = [start.isoformat(), end.isoformat()] if start and end else None
     event = context["outlet_events"][asset]
-    about = {"dag": task.dag_id, "task": task.task_id, "map_index": task.map_index}
+    about = {"dag": task.dag_id, "task": task.task_id, "map_index": map_index}
     written = {**about, "run": identity, "data_interval": interval, **fields}
     event.extra = {**event.extra, EVENT_KEY: written}
 
 
 def read_loaded_blocks(context: Mapping[str, Any]) -> list[str]:
-    """The blocks that the events which triggered this run loaded, each once, in the order of the events.
+    """The blocks that the loads which triggered this run brought, each once and sorted. Map a task over them: Airflow
+    gives a run all events that came while it was busy, and what is released is charged once for each load and block.
 
     Raises:
         AirflowFailException: no event names a block; no retry helps.
     """
-    named = (written["load"].get("blocks") for written in list_loads(context))
-    lists = (blocks for blocks in named if isinstance(blocks, list))
-    blocks = dict.fromkeys(block for one in lists for block in one if isinstance(block, str))
+    blocks = sorted({block for load in list_loads(context) for block in load.blocks})
     if not blocks:
         raise AirflowFailException(
             "InvalidInput: no asset event of this run says which blocks were loaded; let a load task that names blocks "
             "have the asset as an outlet, and trigger that"
         )
-    return list(blocks)
+    return blocks
 
 
 def read_releases(context: Mapping[str, Any]) -> list[dict[str, Any]]:

@@ -20,7 +20,6 @@ from dpflow.errors import InvalidInput, PlanRefused
 
 if TYPE_CHECKING:
     from dpflow.engine.planning.precheck import PlanInRun
-    from dpflow.engine.releases.plan import Plan
     from dpflow.engine.releases.request import ReleaseRequest
     from dpflow.ledger import Ledger
 
@@ -103,11 +102,15 @@ class BudgetCheckOperator(PrivacyOperator):
         from dpflow.engine.releases.scope_filters import ScopeFilters
         from dpflow.registry import Registry
 
-        registry, folder, run = Registry.load(), dag_folder(context), identify_run(context)
+        registry, folder = Registry.load(), dag_folder(context)
 
-        def plan_request(request: ReleaseRequest) -> Plan:
+        def plan_request(
+            request: ReleaseRequest, task_id: str | None = None, ordinal: int = 0
+        ) -> PlanInRun:
             # A search for bounds in the same run is not settled yet: plan with very wide ones.
-            return make_plan(request, registry, ledger, run, assume_bounds=True)
+            run = identify_run(context, request.blocks)
+            plan = make_plan(request, registry, ledger, run, assume_bounds=True)
+            return PlanInRun(plan, task_id, ordinal, run.name)
 
         if self.names_releases:
             releases = list_releases(self.releases)
@@ -119,15 +122,13 @@ class BudgetCheckOperator(PrivacyOperator):
             requests = (
                 read_request(release, self.requested_blocks(), folder) for release in releases
             )
-            return [PlanInRun(plan_request(request)) for request in requests], []
+            return [plan_request(request) for request in requests], []
         asks, unknown = list_downstream(self, context, ScopeFilters(ledger))
         self._report_unknown(unknown)
         plans = [
-            PlanInRun(
-                # The blocks are the run's; those of a release file are for runs outside Airflow.
-                plan_request(ask.request.model_copy(update={"blocks": ask.blocks})),
-                task_id,
-                ask.ordinal,
+            # The blocks are the run's; those of a release file are for runs outside Airflow.
+            plan_request(
+                ask.request.model_copy(update={"blocks": ask.blocks}), task_id, ask.ordinal
             )
             for task_id, ask in asks
         ]

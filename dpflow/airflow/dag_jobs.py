@@ -213,10 +213,11 @@ def list_task_plans(operator: Any, context: Context, ledger: Ledger) -> list[str
     from dpflow.engine.releases.release_list import describe_charge
     from dpflow.registry import Registry
 
-    registry, run, lines = Registry.load(), identify_run(context), []
+    registry, lines = Registry.load(), []
     task = _read_task(operator, set(), ScopeFilters(ledger), RunValues(context["dag"]))
     for ask in [] if task is None else task.asks(Run(dt.datetime.now(dt.UTC), "", context)):
         request = ask.request.model_copy(update={"blocks": ask.blocks})
+        run = identify_run(context, ask.blocks)
         plan = make_plan(request, registry, ledger, run, assume_bounds=True)
         paid = is_paid(PlanInRun(plan, operator.task_id, ask.ordinal), ledger, run)
         lines.append(describe_charge(plan) + ("; it was paid before and is free" if paid else ""))

@@ -116,7 +116,7 @@ class DataContractOperator(RequestTask):
             blocks,
             ledger=open_ledger(self.ledger_conn_id, dag_folder(context)),
             principal=dag_principal(self.dag_id),
-            identify=lambda plan, n: identify_run(context, n, f"#{n}" if n else ""),
+            identify=lambda plan, n: identify_run(context, blocks, n, f"#{n}" if n else ""),
             actions=self.actions,
             project=project,
         )
@@ -154,7 +154,8 @@ class DataContractOperator(RequestTask):
     def _report(
         self, context: Any, outcome: ContractOutcome, tables: Sequence[Table]
     ) -> dict[str, Any]:
-        run = f"{self.dag_id}/{self.task_id}/{name_task_run(context)}"
+        name, _ = name_task_run(context, self.list_blocks())
+        run = f"{self.dag_id}/{self.task_id}/{name}"
         for receipt in outcome.receipts:
             # A session's says how many blocks it has.
             is_list = isinstance(receipt.get("blocks"), list)

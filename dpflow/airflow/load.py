@@ -11,7 +11,14 @@ from airflow.sdk import BaseHook
 from dpflow.airflow.asset_events import fill_load_events
 from dpflow.airflow.release_note import LoadNote
 from dpflow.airflow.service_task import RequestTask
-from dpflow.airflow.task_context import NOT_GIVEN, Blocks, dag_folder, map_failures, require_lasting
+from dpflow.airflow.task_context import (
+    NOT_GIVEN,
+    Blocks,
+    dag_folder,
+    map_failures,
+    name_task_run,
+    require_lasting,
+)
 from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
@@ -102,6 +109,8 @@ class LoadOperator(RequestTask):
         if self.postgres_conn_id is not None:
             names = [_server_url(self.postgres_conn_id)]
         blocks = self.list_blocks()
+        if self.outlets:
+            name_task_run(context, blocks)  # refuses blocks of several loads before rows are read
         form = CsvFormat(missing=("", *self.missing))
         source = open_source(
             names,

@@ -24,7 +24,7 @@ except ImportError:  # Airflow 3.1
 
 from dpflow.airflow.connection import ledger_target
 from dpflow.airflow.links import make_task_path
-from dpflow.airflow.run_names import name_run
+from dpflow.airflow.run_names import list_loads, name_run
 from dpflow.catalogue import locate_ledger
 from dpflow.engine.releases.reconcile import parse_place
 from dpflow.errors import InvalidInput
@@ -121,13 +121,15 @@ class AirflowPages(Host):
         """The DAG's own id, and that of its runs through a service."""
         return [dag_id, *(f"{start}{dag_id}" for start in find_beginnings())]
 
-    def name_run(self, dag_id: str, run_id: str) -> str:
-        """The run identity of a run; the run id itself for a run that Airflow does not have."""
+    def name_runs(self, dag_id: str, run_id: str) -> list[str]:
+        """The run identities of a run's tasks, one for each load that triggered it; the run id itself for a run that
+        Airflow does not have.
+        """
         with create_session() as session:
             of_run = DagRun.dag_id == dag_id, DagRun.run_id == run_id
             run = session.scalar(select(DagRun).where(*of_run))
             if run is None:
-                return run_id
+                return [run_id]
             day = (run.conf or {}).get("day")
             dag = SerializedDagModel.get_dag(dag_id, session=session) if day else None
             context = {
@@ -142,8 +144,10 @@ class AirflowPages(Host):
             }
             # A day that is none of the schedule's: the run failed, and released nothing.
             with suppress(InvalidInput):
-                return name_run(context, getattr(run, "partition_key", None), run_id)
-        return run_id
+                name = name_run(context, getattr(run, "partition_key", None), run_id)
+                loads = {load.name for load in list_loads(context)}
+                return sorted(loads) if name in loads else [name]
+        return [run_id]
 
     def find_task_address(self, release: ShownRelease) -> str:
         """The task in the newest run of this identity, its DAG where Airflow has no such run, and "" for a DAG of

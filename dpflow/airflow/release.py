@@ -17,6 +17,7 @@ from dpflow.airflow.task_context import (
     list_releases,
     map_failures,
     open_ledger,
+    read_blocks,
     read_fields,
     read_request,
     require_lasting,
@@ -122,9 +123,10 @@ class ReleaseOperator(RequestTask):
                 require_lasting(request.publish.database, "published file")
         ledger = open_ledger(self.ledger_conn_id, folder)
         events: list[dict[str, Any]] = []
+        blocks = {block for request in requests for block in request.blocks}
         made = release_list(
             requests,
-            lambda ordinal, part: identify_run(context, self.ordinal + ordinal, part),
+            lambda ordinal, part: identify_run(context, blocks, self.ordinal + ordinal, part),
             ledger,
             Registry.load(),
             spend_again=self.spend_again,
@@ -154,6 +156,11 @@ class ReleaseOperator(RequestTask):
             "ordinal": self.ordinal,
             "spend_again": self.spend_again,
         }
+
+    def list_read_blocks(self, body: Mapping[str, Any]) -> list[str]:
+        """As the base class, of all its releases."""
+        named = (release.get("blocks") for release in body["releases"])
+        return [block for blocks in named if blocks for block in read_blocks(blocks)]
 
     def report_answer(
         self, context: Any, answer: Mapping[str, Any], client: RemoteClient

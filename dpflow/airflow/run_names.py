@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
-import hashlib
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +22,35 @@ if TYPE_CHECKING:
 EVENT_KEY = "dpflow"
 
 
-def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str) -> str:
-    """What makes a run the same run again, from whatever it has."""
+@dataclass(frozen=True, order=True)
+class Load:
+    """A load's event, as far as it names the runs that it triggers; later runs are the greater ones.
+
+    Attributes:
+        run: the run identity of the load's own run.
+        task: its DAG and task, and the index of a mapped one.
+        blocks: what it loaded; empty where its DAG names none.
+    """
+
+    run: str
+    task: str
+    blocks: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The run identity of what reads its blocks."""
+        return f"{self.task}/{self.run}"
+
+
+def name_run(
+    context: Mapping[str, Any],
+    partition_key: str | None,
+    run_id: str,
+    blocks: Collection[str] | None = (),
+) -> str:
+    """What makes a run the same run again, from whatever it has; for a task of a run that loads triggered, by the
+    blocks that it reads, as `name_load` has them and raises.
+    """
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical = context.get("logical_date")
     kind = getattr(context.get("dag_run"), "run_type", None)
@@ -31,7 +58,7 @@ def name_run(context: Mapping[str, Any], partition_key: str | None, run_id: str)
     if is_manual and not partition_key and (name := name_day(context)):
         return name
     if logical is None:
-        return partition_key or name_load(context) or run_id
+        return partition_key or name_load(context, blocks) or run_id
     # An interval of no length says no more than the date.
     if start is None or end is None or start == end:
         return str(logical.isoformat())
@@ -70,35 +97,69 @@ def name_day(context: Mapping[str, Any]) -> str:
     return names[0]
 
 
-def name_load(context: Mapping[str, Any]) -> str:
-    """The tasks' runs of the loads that triggered this run: a load that is cleared triggers another run, which asks for the
-    same again. "" where events of loads of several intervals, or of none, did.
+def name_load(context: Mapping[str, Any], blocks: Collection[str] | None) -> str:
+    """The task and run of the load that brought a task's blocks. A load that is cleared triggers another run, which
+    asks for the same again; Airflow gives a run all events that came meanwhile, and this name does not depend on
+    them. Of several loads of a block, and for a task of other blocks or none, it is that of the latest run. "" where no
+    load triggered this run.
+
+    Args:
+        blocks: empty for all rows; None where they are unknown.
+
+    Raises:
+        InvalidInput: the blocks are of several loads, or unknown where several named theirs.
+    """
+    loads = list_loads(context)
+    by_block = {block: load.name for load in loads for block in load.blocks}
+    names = {
+        by_block[block] for block in (by_block if blocks is None else blocks) if block in by_block
+    }
+    if len(names) > 1:
+        raise InvalidInput(
+            f"{len(names)} loads triggered this run, and a task's charge is that of one load; map the task over its blocks, "
+            "such as ReleaseOperator.partial(...).expand(blocks=...)"
+        )
+    return names.pop() if names else loads[-1].name if loads else ""
+
+
+def number_instance(
+    map_index: int, context: Mapping[str, Any], name: str, blocks: Collection[str]
+) -> int:
+    """The map index that a task mapped over `read_loaded_blocks` has for these blocks where their load alone triggers its
+    run.
+
+    Args:
+        name: the run identity, by `name_run`.
+    """
+    loads = list_loads(context)
+    loaded, own = (
+        sorted({block for load in chosen for block in load.blocks})
+        for chosen in (loads, [load for load in loads if load.name == name])
+    )
+    first = next((block for block in blocks if block in own), None)
+    before = 0 if first is None else loaded.index(first) - own.index(first)
+    return map_index - before if map_index >= before else map_index
+
+
+def list_loads(context: Mapping[str, Any]) -> list[Load]:
+    """The loads among the events that triggered a run, the latest last. Events that people made by hand may hold
+    anything, and are left out where they do not say which load they are of.
     """
     loads = set()
-    for written in list_loads(context):
-        run, dag, task, index = (written.get(name) for name in ("run", "dag", "task", "map_index"))
-        if not (isinstance(index, int) and all(isinstance(name, str) for name in (run, dag, task))):
-            return ""
-        loads.add((run, f"{dag}/{task}" + f"[{index}]" * (index >= 0)))
-    if len({run for run, _ in loads}) != 1:
-        return ""
-    tasks = sorted(task for _, task in loads)
-    if len(tasks) > 1:
-        digest = hashlib.sha256("\n".join(tasks).encode()).hexdigest()[:16]
-        return f"{len(tasks)} loads {digest}/{run}"
-    return f"{tasks[0]}/{run}"
-
-
-def list_loads(context: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """What events of loads among those that triggered a run say; who may make events by hand writes what they like."""
-    loads = []
     for events in (context.get("triggering_asset_events") or {}).values():
         for event in events:
             extra = getattr(event, "extra", None)
-            written = extra.get(EVENT_KEY) if isinstance(extra, Mapping) else None
-            if isinstance(written, Mapping) and isinstance(written.get("load"), Mapping):
-                loads.append(written)
-    return loads
+            match extra.get(EVENT_KEY) if isinstance(extra, Mapping) else None:
+                case {
+                    "load": {"blocks": list(blocks)},
+                    "run": str(run),
+                    "dag": str(dag),
+                    "task": str(task),
+                    "map_index": int(index),
+                } if all(isinstance(block, str) for block in blocks):
+                    name = f"{dag}/{task}" + f"[{index}]" * (index >= 0)
+                    loads.add(Load(run, name, tuple(blocks)))
+    return sorted(loads)
 
 
 def core_timetable(dag: Any) -> Any:

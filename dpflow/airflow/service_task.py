@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import functools
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 from dpflow.airflow.base_operator import PrivacyOperator
@@ -142,16 +142,16 @@ class RequestTask(JobTask):
     ) -> dict[str, Any] | list[dict[str, Any]]:
         """Log and keep what a service answered; what the task returns."""
 
+    def list_read_blocks(self, body: Mapping[str, Any]) -> Sequence[str] | None:
+        """The blocks that a request names; None where nobody knows them here."""
+        return list(body["blocks"])
+
     def make_request(self, context: Any) -> dict[str, Any]:
         """The request with the run that it is for."""
-        instance = context["ti"]
-        run = {
-            "dag_id": instance.dag_id,
-            "task_id": instance.task_id,
-            "name": name_task_run(context),
-            "map_index": instance.map_index,
-        }
-        return self.make_body(context) | {"run": run}
+        instance, body = context["ti"], self.make_body(context)
+        name, map_index = name_task_run(context, self.list_read_blocks(body))
+        about = {"dag_id": instance.dag_id, "task_id": instance.task_id}
+        return body | {"run": {**about, "name": name, "map_index": map_index}}
 
     def ask_service(
         self, context: Any, client: RemoteClient

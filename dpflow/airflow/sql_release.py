@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from dpflow.airflow.asset_events import fill_outlet_events
@@ -113,10 +113,11 @@ class SqlReleaseOperator(RequestTask):
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
         plan = plan_query(arguments, folder, registry, ledger)
+        read = {block for part in plan.parts for block in part.plan.request.blocks}
         # The query's own comment may name it, too.
         name = plan.settings.name
         if name:
-            database = check_name(plan, name, folder, *self._name_answer(context))
+            database = check_name(plan, name, folder, *self._name_answer(context, read))
             require_lasting(database, "published file")
         for part in plan.parts:
             self.log.info("%s", describe_charge(part.plan))
@@ -124,10 +125,10 @@ class SqlReleaseOperator(RequestTask):
             plan,
             ledger,
             registry,
-            lambda part: identify_run(context, self.ordinal, f"#{part}" if part else ""),
+            lambda part: identify_run(context, read, self.ordinal, f"#{part}" if part else ""),
             self.spend_again,
         )
-        published = publish_answer(plan, answer, folder, *self._name_answer(context))
+        published = publish_answer(plan, answer, folder, *self._name_answer(context, read))
         output = (find_output(plan, name, folder), name) if name and published else None
         return self._report(
             context,
@@ -137,12 +138,12 @@ class SqlReleaseOperator(RequestTask):
             output,
         )
 
-    def _name_answer(self, context: Any) -> tuple[str, str]:
+    def _name_answer(self, context: Any, blocks: Collection[str]) -> tuple[str, str]:
         """The run of a published answer, one for each mapped instance and ordinal; and the task that asks."""
-        run, map_index = identify_run(context), context["ti"].map_index
+        name, map_index = name_task_run(context, blocks)
         parts = [f"map {map_index}"] if map_index >= 0 else []
         parts += [f"ordinal {self.ordinal}"] if self.ordinal else []
-        return "/".join([*parts, run.name]), f"{run.dag_id}.{run.task_id}"
+        return "/".join([*parts, name]), f"{context['ti'].dag_id}.{context['ti'].task_id}"
 
     def make_body(self, context: Any) -> dict[str, Any]:
         """The query, for a service."""
@@ -161,6 +162,10 @@ class SqlReleaseOperator(RequestTask):
             "spend_again": self.spend_again,
         }
 
+    def list_read_blocks(self, body: Mapping[str, Any]) -> Any:
+        """As the base class; only the service knows what WHERE names."""
+        return body["options"].get("blocks")
+
     def report_answer(
         self, context: Any, answer: Mapping[str, Any], client: RemoteClient
     ) -> dict[str, Any]:
@@ -175,8 +180,8 @@ class SqlReleaseOperator(RequestTask):
         tables: Sequence[Table],
         output: tuple[Path, str] | None,
     ) -> dict[str, Any]:
-        run = f"{self.dag_id}/{self.task_id}/{name_task_run(context)}"
         scope, blocks, published = answer["scope"], answer["blocks"], answer["published"]
+        run = f"{self.dag_id}/{self.task_id}/{name_task_run(context, blocks)[0]}"
         for release in answer["releases"]:
             charge = (
                 f"charged epsilon {release['epsilon']}, delta {release['delta']} to scope {scope}"

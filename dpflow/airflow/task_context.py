@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 import functools
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
@@ -33,7 +33,7 @@ try:
 except ImportError:
     from airflow.exceptions import AirflowNotFoundException as AirflowNotFoundException
 
-from dpflow.airflow.run_names import name_run
+from dpflow.airflow.run_names import name_run, number_instance
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput
 
@@ -235,33 +235,44 @@ def read_request(release: Mapping[str, Any] | str, blocks: Any, folder: Path) ->
     return parse_request(fields, base, source)
 
 
-def name_task_run(context: Mapping[str, Any]) -> str:
-    """What makes a running task's run the same run again.
+def name_task_run(context: Mapping[str, Any], blocks: Collection[str] | None) -> tuple[str, int]:
+    """What makes a running task's run the same run again, and the map index of its instance in there.
 
     It is the logical date with its data interval if the run has one, else the partition key, else the run
-    of the load whose event triggered this one, else the run id; of a run by hand whose param ``day`` names a day,
+    of the load that brought the blocks, else the run id; of a run by hand whose param ``day`` names a day,
     that of the schedule's run of this day. Airflow changes map_index, clear_number, try number, run type and
     task-instance ids between tries, so none of them is in it.
+
+    Args:
+        blocks: those that the task reads; None where they are unknown.
+
+    Raises:
+        InvalidInput: as `dpflow.airflow.run_names.name_load`.
     """
-    partition_key = getattr(context["dag_run"], "partition_key", None)
-    return name_run(context, partition_key, context["ti"].run_id)
+    partition_key, instance = getattr(context["dag_run"], "partition_key", None), context["ti"]
+    name = name_run(context, partition_key, instance.run_id, blocks)
+    return name, number_instance(instance.map_index, context, name, blocks or ())
 
 
-def identify_run(context: Mapping[str, Any], ordinal: int = 0, part: str = "") -> RunIdentity:
+def identify_run(
+    context: Mapping[str, Any], blocks: Collection[str] = (), ordinal: int = 0, part: str = ""
+) -> RunIdentity:
     """The run identity of a running task, which `name_task_run` names.
 
     Args:
+        blocks: those that the task reads.
         part: which of several releases of one task instance; each has a slot of its own.
     """
     from dpflow.engine.releases.run_identity import RunIdentity
 
     instance = context["ti"]
+    name, map_index = name_task_run(context, blocks)
     return RunIdentity.of_task(
         instance.dag_id,
         instance.task_id,
-        name_task_run(context),
+        name,
         dag_principal(instance.dag_id),
-        map_index=instance.map_index,
+        map_index=map_index,
         ordinal=ordinal,
         part=part,
     )

@@ -186,10 +186,9 @@ def show_releases(visit: Visit) -> Page:
     if dag_id:
         dags = {name for name in visit.host.name_dags(dag_id) if visit.audience.may_see(name)}
     if dag_id and run_id:
-        run = visit.host.name_run(dag_id, run_id)
-        of_run = [
-            r for name in dags or () for r in visit.view.releases_of_run(name, run, task_id or None)
-        ]
+        runs = [(name, run) for run in visit.host.name_runs(dag_id, run_id) for name in dags or ()]
+        of_run = [r for run in runs for r in visit.view.releases_of_run(*run, task_id or None)]
+        of_run.sort(key=lambda release: release.seq, reverse=True)
         releases = [r for r in of_run if visit.audience.may_see(r.dag_id) and r.seq < before]
         more = releases[PAGE - 1].seq if len(releases) > PAGE else None
         releases = releases[:PAGE]

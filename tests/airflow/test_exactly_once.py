@@ -158,7 +158,10 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
         ),
         pytest.param({"dates": None, "loads": ("i",)}, {"dates": None, "loads": ("j",)}, False, id="another-load"),
         pytest.param(
-            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("i", "j"), "run_id": "x"}, False, id="two-loads"
+            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("j",), "run_id": "x"}, True, id="two-loads-of-a-block"
+        ),
+        pytest.param(
+            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("i",), "run_id": "x"}, False, id="the-older-load-alone"
         ),
         pytest.param(
             {"dates": None, "loads": ("i",)}, {"dates": None, "loads": ({"run": "i", "dag": "correct"},)}, False,
@@ -471,6 +474,7 @@ def test_the_page_names_tests_that_exist() -> None:
         "engine/releases/test_crashes",
         "airflow/test_real_runs",
         "airflow/test_runs_by_hand",
+        "airflow/test_grouped_loads",
     )
     sources = Path(__file__).read_text() + "".join(
         (tests / f"{room}.py").read_text() for room in rooms

@@ -26,6 +26,7 @@ with DAG("d", schedule=CronDataIntervalTimetable("0 3 * * *", timezone="Europe/B
     ReleaseOperator(task_id="t", release={release!r}, blocks="{{{{ params.day or (data_interval_start | ds) }}}}")
 """
 RUNS = """
+from airflow.models.asset import AssetEvent, AssetModel
 from airflow.models.dagrun import DagRun
 from airflow.utils.types import DagRunType
 from dpflow.airflow.page_access import AirflowPages
@@ -43,7 +44,16 @@ with create_session() as session:
     session.add(DagRun(dag_id="d", run_id="scheduled__x", run_type=DagRunType.SCHEDULED, state="success",
         logical_date=datetime(2020, 1, 5, 2, tzinfo=timezone.utc), run_after=datetime(2020, 1, 6, 2, tzinfo=timezone.utc),
         data_interval=(datetime(2020, 1, 5, 2, tzinfo=timezone.utc), datetime(2020, 1, 6, 2, tzinfo=timezone.utc))))
-names = {r: pages.name_run("d", r) for r in (seen[0]["run"], seen[1]["run"], "scheduled__x", "nowhere")}
+    # A run that two loads triggered together.
+    asset = AssetModel(name="visits", uri="visits")
+    session.add(asset)
+    session.flush()
+    extras = [{"dpflow": {"dag": "l", "task": "load", "map_index": -1, "run": run, "load": {"blocks": [run]}}} for run in ("j", "i")]
+    both = DagRun(dag_id="d", run_id="asset_triggered__x", run_type=DagRunType.ASSET_TRIGGERED, state="success",
+        run_after=datetime(2020, 1, 6, 2, tzinfo=timezone.utc))
+    both.consumed_asset_events = [AssetEvent(asset_id=asset.id, extra=extra) for extra in extras]
+    session.add(both)
+names = {r: pages.name_runs("d", r)[0] for r in (seen[0]["run"], seen[1]["run"], "scheduled__x", "nowhere")}
 shown = [r for one in seen[:2] for r in view.releases_of_run("d", names[one["run"]], "t")]
 from types import SimpleNamespace
 first = names[seen[0]["run"]]
@@ -53,6 +63,7 @@ others = [SimpleNamespace(dag_id=dag_id, run=name, task_id="t") for dag_id, name
 seen.append({
     "names": names, "runs": [r.run for r in view.releases()], "blocks": [r.blocks for r in shown],
     "tasks": [pages.find_task_address(r) for r in (*shown, *others)], "dags": pages.name_dags("d"),
+    "loads": pages.name_runs("d", "asset_triggered__x"),
 })
 """
 
@@ -82,4 +93,4 @@ def test_a_runs_page_has_its_releases(tiny: Tiny, airflow_database: Path) -> Non
         "/dags/d",
         "/dags/d",
     ]
-    assert found["dags"] == ["d", "svc/d"]
+    assert found["dags"] == ["d", "svc/d"] and found["loads"] == ["l/load/i", "l/load/j"]

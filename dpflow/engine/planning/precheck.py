@@ -61,12 +61,13 @@ def find_source_fault(plan: Plan) -> str:
 @dataclass(frozen=True)
 class PlanInRun:
     """A release that a run will ask for. ``task_id`` and ``ordinal`` as its task has them; no task
-    id: any task's.
+    id: any task's. ``run`` is the name of the run that pays, where it depends on the blocks.
     """
 
     plan: Plan
     task_id: str | None = None
     ordinal: int = 0
+    run: str = ""
 
 
 def check_run(
@@ -98,6 +99,7 @@ def check_run(
 def is_paid(one: PlanInRun, ledger: Ledger, run_identity: RunIdentity) -> bool:
     """A release is paid by its run; a session by whatever run came first."""
     plan = one.plan
+    run_identity = replace(run_identity, name=one.run or run_identity.name)
     if isinstance(plan.mechanism, InteractiveMechanism):
         return ledger.find(RunIdentity.of_request(plan.request).key(plan)) is not None
     if one.task_id is None:

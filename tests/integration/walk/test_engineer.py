@@ -74,7 +74,7 @@ def daily_release():
     def loaded():
         return read_loaded_blocks(get_current_context())
 
-    ReleaseOperator(task_id="release", release=DAILY, blocks=loaded(), outlets=[Asset("published_visits")])
+    ReleaseOperator.partial(task_id="release", release=DAILY, outlets=[Asset("published_visits")]).expand(blocks=loaded())
 
 
 @dag(schedule=[Asset("published_visits")])
