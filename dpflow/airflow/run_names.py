@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: Where an asset event's extra holds what this package wrote; other keys are the author's.
 EVENT_KEY = "dpflow"
+#: Types of runs that Airflow makes by itself; somebody, or another DAG, triggers the others and may say for which day.
+BY_ITSELF = ("scheduled", "backfill", "asset_triggered")
 
 
 @dataclass(frozen=True, order=True)
@@ -54,7 +56,7 @@ def name_run(
     start, end = context.get("data_interval_start"), context.get("data_interval_end")
     logical = context.get("logical_date")
     kind = getattr(context.get("dag_run"), "run_type", None)
-    is_manual = logical is None if kind is None else getattr(kind, "value", kind) == "manual"
+    is_manual = logical is None if kind is None else getattr(kind, "value", kind) not in BY_ITSELF
     if is_manual and not partition_key and (name := name_day(context)):
         return name
     if logical is None:
@@ -69,19 +71,23 @@ def name_day(context: Mapping[str, Any]) -> str:
     """What `name_run` says of the schedule's run of a day, for a run by hand whose param ``day`` names it as
     an ISO date: so the two are one run, and pay once. "" where no param does, or the DAG has no schedule.
 
-    Raises `InvalidInput` where the DAG's schedule has no run of that day, or several.
+    Blanks around it say nothing, as in blocks. Raises `InvalidInput` where the DAG's schedule has no run of that day, or
+    several, and for a text that begins with a digit and is no ISO date.
     """
     given = (context.get("params") or {}).get("day")
-    try:
-        day = dt.date.fromisoformat(given) if isinstance(given, str) else None
-    except ValueError:
-        day = None
-    if day is None:
+    text = given.strip() if isinstance(given, str) else ""
+    if not text[:1].isdigit():
         return ""
     dag = context["dag"]
     timetable = core_timetable(dag)
     if not timetable.periodic:
         return ""
+    try:
+        day = dt.datetime.strptime(text, "%Y-%m-%d").date()
+    except ValueError:
+        raise InvalidInput(
+            f"params.day is {text[:40]!r}; write a date such as '2026-01-31'"
+        ) from None
     names = []
     runs, _ = list_runs(dag, dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC), None)
     for run in runs():

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_runs import run_dag
-from airflow_tasks import context, make_release
+from airflow_tasks import DAY, context, make_release
 
 from dpflow.airflow.run_names import name_day, name_run
 from dpflow.airflow.task_context import AirflowFailException
@@ -119,7 +120,20 @@ def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> 
             name_day(named)
     else:
         assert name_run(named, None, "manual__1") == name
+        assert name_run(named | {"params": {"day": " 2020-02-29 "}}, None, "manual__1") == name
+        # Another DAG triggers a run with a date of its own, which is not the day's.
+        dated = named | {
+            "logical_date": DAY,
+            "dag_run": SimpleNamespace(run_type="operator_triggered"),
+        }
+        assert name_run(dated, None, "x") == (DAY.isoformat() if name == "manual__1" else name)
+        assert (
+            name_run(dated | {"dag_run": SimpleNamespace(run_type="scheduled")}, None, "x") != name
+        )
     assert name_run(named | {"params": {"day": "Monday"}}, None, "manual__1") == "manual__1"
+    for text in ("2020-02-29T00:00:00", "20200229", "2020-02-30") if schedule else ():
+        with pytest.raises(InvalidInput, match="write a date such as"):
+            name_day(named | {"params": {"day": text}})
 
 
 def test_an_error_names_the_block_and_the_interval(tiny: Tiny, airflow_home: None) -> None:
