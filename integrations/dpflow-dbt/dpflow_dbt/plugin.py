@@ -84,9 +84,9 @@ class Plugin(BasePlugin):
                 f"{', '.join((*_OPTIONS, 'parameters', 'run'))}"
             )
         if (server := None if self._ledger else find_server(self._folder)) is not None:
-            answer, blocks, scope = self._ask_service(server, model, options, parameters)
+            answer, blocks, scope = self._ask_service(server, model, options, parameters, run)
         else:
-            answer, blocks, scope = self._ask_ledger(model, options, parameters)
+            answer, blocks, scope = self._ask_ledger(model, options, parameters, run)
         columns = [column[:3] for column in answer.list_published()]
         told = AnswerRun(blocks, run, answer.released_at, releases=answer.release_ids)
         write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
@@ -103,22 +103,32 @@ class Plugin(BasePlugin):
             )
 
     def _ask_service(
-        self, server: str, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
+        self,
+        server: str,
+        model: Mapping[str, Any],
+        options: Mapping[str, Any],
+        parameters: Any,
+        run: str,
     ) -> tuple[SqlAnswer, str, str]:
         """The answer of the service that ``dpflow.yml`` names, its blocks, and the scope that pays.
-        What is stored there serves, whoever of that scope asked it.
+        What is stored there serves, whoever of that scope asked it, so a run is one of its blocks.
         """
         client, text = connect(server), model["sql"]
         plan = client.explain(text, parameters=parameters, **options)
         self._check_columns([column["column"] for column in plan["columns"]], model.get("existing"))
         blocks = dict.fromkeys(block for one in plan["releases"] for block in one["blocks"])
+        if run and run not in blocks:
+            raise InvalidInput(
+                f"{model['id']} is run {run!r}, and the service would take what another run asked of these rows; name the "
+                "run as one of its blocks, or leave run out"
+            )
         answer = client.sql(text, parameters=parameters, **options)
         return answer, ",".join(blocks), str(plan["scope"])
 
     def _ask_ledger(
-        self, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any
+        self, model: Mapping[str, Any], options: Mapping[str, Any], parameters: Any, run: str
     ) -> tuple[SqlAnswer, str, str]:
-        """The same beside the ledger."""
+        """The same beside the ledger, where each run of a model is answered by itself."""
         registry, ledger = Registry.load(), self._open_ledger()
         plan = plan_sql(
             model["sql"],
@@ -128,7 +138,7 @@ class Plugin(BasePlugin):
             ledger,
             registry,
             self._folder,
-            asker=model["id"],
+            asker=model["id"] + (f" in run {run}" if run else ""),
         )
         self._check_plan(plan)
         self._check_columns(plan.columns, model.get("existing"))

@@ -153,6 +153,8 @@ def test_a_service_answers_where_dpflow_yml_names_one(
         ):
             with pytest.raises(Exception, match=problem):
                 project.store(sql)
+        with pytest.raises(Exception, match="what another run asked"):
+            project.store("SELECT city, COUNT(*) AS n FROM visits GROUP BY city", run="2020-01-01")
         (spent,) = world.ledger.remaining("visits/ann").rows()
         assert spent["epsilon_spent"] == "0.5"
 
@@ -299,6 +301,21 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     build(project, "2020-01-03", sql=f"{DAILY} HAVING n > 1000000")
     assert project.published.execute(read).fetchall() == both
     assert project.published.execute("DESCRIBE m").fetchall() == described
+
+
+def test_a_run_is_answered_by_itself(project: Project) -> None:
+    """Another day's run draws of the rows of then, and pays; a repeated one is what it was."""
+    read = "SELECT run, sum(n) AS n, min(releases) FROM m GROUP BY run ORDER BY run"
+    for number, day in enumerate(("2020-01-01", "2020-01-02"), start=1):
+        build(project, day)
+        assert project.spent() == ("0.5", "1")[number - 1]
+        with duckdb.connect(str(project.folder / "private.duckdb")) as connection:
+            connection.execute("INSERT INTO visits SELECT person + 1000, city, age FROM visits")
+    runs = project.published.execute(read).fetchall()
+    # 8,000 rows, then twice as many, each with noise of a few.
+    assert [round(n / 4000) for _, n, _ in runs] == [2, 4] and runs[0][2] != runs[1][2]
+    build(project, "2020-01-01")
+    assert project.published.execute(read).fetchall() == runs and project.spent() == "1"
 
 
 def test_a_column_of_the_tables_own_is_refused_before_the_charge(project: Project) -> None:
