@@ -86,16 +86,19 @@ class ImportedContract:
         fields: of the contract's file.
         left_out: expectations that it does not check.
         nan_columns: columns in which NaN means something else to Great Expectations.
+        unit: the column without which a row is in no check; "" where rows without it count as one unit's.
     """
 
     fields: dict[str, Any]
     left_out: tuple[LeftOut, ...]
     nan_columns: tuple[str, ...] = ()
+    unit: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """A JSON object with all of it."""
         left_out = [vars(one) for one in self.left_out]
-        return {"contract": self.fields, "left_out": left_out, "nan_columns": [*self.nan_columns]}
+        about = {"nan_columns": [*self.nan_columns], "unit": self.unit}
+        return {"contract": self.fields, "left_out": left_out, **about}
 
     @property
     def text(self) -> str:
@@ -116,6 +119,10 @@ class ImportedContract:
             comments += (
                 f"# NaN in {', '.join(self.nan_columns)} is a missing value here, and a value above all others to Great "
                 f"Expectations\n"
+            )
+        if self.unit:
+            comments += (
+                f"# rows without {self.unit} are in no check, and in all of Great Expectations\n"
             )
         return f"{yaml.safe_dump(rest, sort_keys=False)}checks:\n{checks}\n{comments}"
 
@@ -145,7 +152,10 @@ def read_contract(
         "checks": [one.model_dump(mode="json", exclude_defaults=True) for one in checks],
     }
     parse_contract(fields | ({} if scope else {"scope": "any"}), Path.cwd())
-    return ImportedContract(fields, tuple(left_out), _find_nan_columns(entries, declaration))
+    unit = declaration.privacy_unit
+    nan_columns = _find_nan_columns(entries, declaration)
+    unseen = unit.column if unit.missing == "drop" else ""
+    return ImportedContract(fields, tuple(left_out), nan_columns, unseen)
 
 
 def _find_nan_columns(entries: Sequence[Mapping[str, Any]], table: Table) -> tuple[str, ...]:

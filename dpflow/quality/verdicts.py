@@ -16,7 +16,7 @@ from typing import Any, Literal
 from dpflow.core.contract.results import Result
 from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.moments import CentredColumn
-from dpflow.core.toolbox.row_checks import RowCheck, describe_check, make_excess
+from dpflow.core.toolbox.row_checks import RowCheck, describe_check, describe_rows, make_excess
 from dpflow.engine.releases.plan import Plan
 from dpflow.mechanisms.check_rows import moment_label
 from dpflow.quality.contract_file import Contract, DriftCheck
@@ -151,9 +151,8 @@ def judge_drift(
     variation distance of the shares from any fixed ones moves by at most K h/(N - K h). The
     reference is taken as it was released.
     """
-    summary = (
-        f"distance of the shares of {check.column} from {check.reference!r} at most {check.at_most}"
-    )
+    of = f"the shares of {check.column} from {check.reference!r}"
+    summary = f"distance of {of} at most {check.at_most}{describe_rows(plan.table)}"
     undecided = CheckOutcome(check.name, "drift", summary, "undecided")
     mechanism = plan.mechanism
     assert isinstance(mechanism, MeasureMechanism)

@@ -28,7 +28,7 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.printed_numbers import print_bound, print_width
 from dpflow.core.contract.results import Result
-from dpflow.core.toolbox.row_checks import RowCheck, describe_check, match_keys
+from dpflow.core.toolbox.row_checks import RowCheck, describe_check, describe_rows, match_keys
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
@@ -213,9 +213,8 @@ class Watch:
         asked = list_drift_checks(self._contract, self._references)
         for drift in self._contract.drift:
             verdict = self._ask_each(asked[drift.name], blocks)
-            summary = (
-                f"no share of {drift.column} further than {drift.at_most} from {drift.reference!r}"
-            )
+            bound = f"further than {drift.at_most} from {drift.reference!r}"
+            summary = f"no share of {drift.column} {bound}{describe_rows(self._table)}"
             outcomes.append(self._tell(drift.name, "drift", summary, verdict))
         return outcomes
 

@@ -16,8 +16,13 @@ from typer.testing import CliRunner
 
 from dpflow.cli.contract import app
 from dpflow.core.contract.declaration import Table
-from dpflow.core.toolbox.row_checks import RowCheck, make_excess
-from dpflow.errors import InvalidInput
+from dpflow.core.toolbox.row_checks import (
+    RowCheck,
+    computed_columns,
+    describe_check,
+    make_excess,
+)
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.mechanisms.check_rows import CheckRows, CheckRowsParams
 from dpflow.quality.contract_file import load_contract, parse_contract
 from dpflow.quality.contract_run import plan_contract
@@ -39,6 +44,7 @@ DECLARATION = {
         "weight": {"lower": -200, "upper": 200, "step": 1},
         "city": {"public_keys": ["Bonn", "Oslo", "Rome"]},
         "day": {},
+        "person": {},
     },
 }
 AGE = {"type": "comparison", "column": {"name": "age"}, "operator": ">", "parameter": 30}
@@ -209,6 +215,14 @@ LEFT_OUT: list[tuple[str, dict[str, Any], str]] = [
     ("column_values_to_be_in_set", {"column": "age", "value_set": [[1]], "mostly": 0.9}, "cannot be written"),
     ("column_min_to_be_between", {"column": "age", "max_value": 3}, "no sum over rows"),
     ("column_median_to_be_between", {"column": "age", "min_value": 1, "surprise": 1}, "surprise"),
+    ("column_values_to_not_be_null", {"column": "person", "mostly": 0.95}, "rows without a unit are dropped"),
+    ("column_values_to_be_null", {"column": "person", "mostly": 0.05}, "rows without a unit are dropped"),
+    ("column_proportion_of_non_null_values_to_be_between", {"column": "person", "min_value": 0.95}, "rows without a unit are dropped"),
+    (
+        "column_values_to_not_be_null",
+        {"column": "age", "mostly": 0.95, "row_condition": {"type": "nullity", "column": {"name": "person"}, "is_null": True}},
+        "rows without a unit are dropped",
+    ),
 ]  # fmt: skip
 
 
@@ -261,11 +275,10 @@ def test_a_checkpoint_becomes_a_contract(
     assert done.exit_code == 0, done.output
     contract = load_contract(tmp_path / "contract.yml")
     assert [(c.check, c.limit) for c in contract.checks] == [("rows", 100)]
-    comment = (tmp_path / "contract.yml").read_text().splitlines()[-1]
-    assert (
-        comment
-        == "# not checked: expect_column_values_to_be_unique of age: is no sum over rows, and no quantile"
-    )
+    assert (tmp_path / "contract.yml").read_text().splitlines()[-2:] == [
+        "# not checked: expect_column_values_to_be_unique of age: is no sum over rows, and no quantile",
+        "# rows without person are in no check, and in all of Great Expectations",
+    ]
     (project / "checkpoints/daily.json").write_text(
         json.dumps({"validation_definitions": [{"name": "../../secret"}]})
     )
@@ -358,3 +371,37 @@ def test_columns_in_which_nan_is_something_else_are_named(tmp_path: Path) -> Non
     made = read_contract(suite, str(tmp_path / "t.yml"), "1", "t", None, None)
     assert made.nan_columns == ("x",) and "# NaN in x is a missing value here" in made.text
     assert parse_contract(yaml.safe_load(made.text), tmp_path).checks
+
+
+@pytest.mark.parametrize(
+    ("fields", "is_refused"),
+    [
+        ({"check": "nulls", "column": "person"}, True),
+        ({"check": "nulls", "column": "PERSON"}, True),
+        ({"condition": "age < 0 OR Person  is NULL"}, True),
+        ({"condition": 'NOT ("person" IS NOT NULL)'}, True),
+        ({"condition": "age < 0", "among": "person IS NULL"}, True),
+        ({"condition": "person LIKE 'x%'", "among": "person IS NOT NULL"}, False),
+        ({"condition": "person_2 IS NULL"}, False),
+        ({"condition": "city IS NULL"}, False),
+        ({"check": "nulls", "column": "age"}, False),
+    ],
+)
+@pytest.mark.parametrize("missing", ["drop", "one-unit"])
+def test_no_check_is_about_rows_without_a_unit(
+    table: Table, fields: dict[str, Any], is_refused: bool, missing: str
+) -> None:
+    """None is counted, or no more than a unit's bounds: such a check would be kept whatever the rows are. What a check
+    asks says of which rows it is.
+    """
+    unit = table.privacy_unit.model_copy(update={"missing": missing})
+    table = table.model_copy(update={"privacy_unit": unit})
+    check = RowCheck.model_validate(
+        {"check": "violations", "at_most": "0.05", "name": "c"} | fields
+    )
+    assert describe_check(check, table).endswith("of rows with a unit") == (missing == "drop")
+    if is_refused:
+        with pytest.raises(PlanRefused, match="asks which rows have no person"):
+            computed_columns([check], table)
+    else:
+        assert set(computed_columns([check], table)) == {"check_c"}
