@@ -9,7 +9,9 @@ import duckdb
 import pytest
 from sql_world import EXACT, World
 
+from dpflow.analyst_sql.releases import typed_keys
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
+from dpflow.errors import TableBusy
 from dpflow.tables.language.grouping import parse_row_expression
 
 HUGE, MOMENT = 10**20, "TIMESTAMP '2020-01-01 10:00:00'"
@@ -132,3 +134,24 @@ def test_a_kept_type_holds_every_key(world: World, kind: str, keys: list[str], f
     reader.recall(world.table, {str(group): kind}, {str(group): keys})
     assert reader.find_kind(world.table, group) == found
     assert reader.find_released_kind(world.table, group, keys) == found
+
+
+def test_a_column_that_nobody_asks_for_hinders_no_answer(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that the table lost: every grouping by a number was charged, and then never answered. Where the type of a key
+    itself cannot be had, nothing is charged.
+    """
+    make(world, "INTEGER: i")
+    columns = {"k": {}, "gone": {}, "age": {"lower": 0, "upper": 9}}
+    world.table = world.declare(columns=columns, contribution_bounds={"rows": 1})
+    assert [key for key, _ in ask(world, ALL).rows] == [0, 1]
+
+    def fail(*_: object) -> dict[str, str]:
+        raise TableBusy("it is written to")
+
+    monkeypatch.setattr(typed_keys, "column_types", fail)
+    entries = len(world.ledger.history())
+    with pytest.raises(TableBusy, match='whether keys of "k" are texts'):
+        ask(world, SOME)
+    assert all(entry.kind != "reserve" for entry in world.ledger.history()[entries:])

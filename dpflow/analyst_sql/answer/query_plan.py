@@ -419,6 +419,9 @@ def answer_sql(
     if plan.settings.target is not None:
         require_target(plan.settings.target, planned, ledger)
     with keep_sources_open():
+        for one, _ in planned:
+            for query in one.part.queries:
+                plan.keys.require_types(query)
         question = shorten_question(plan.source.asked)
         runs = [
             (one.plan, replace(run, question=question, types=plan.keys.list_kept(query)))

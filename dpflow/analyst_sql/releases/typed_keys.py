@@ -79,6 +79,15 @@ class KeyReader:
         # A key that no value of the type writes, which a declaration or an older release may have, makes all of them texts.
         return kind if _writes(kind, [*self._texts.get(place, ()), *(public or ())]) else "VARCHAR"
 
+    def require_types(self, query: SelectQuery) -> None:
+        """Ask for the types of what a query will release, before it is charged. Raises `TableBusy` as
+        `find_released_kind` would of its keys.
+        """
+        modes = (one.value for one in query.aggregates if one.kind == "mode" and one.value)
+        for node in (*query.groups, *modes):
+            declared, name = declare_groups(query.table, str(node))
+            self._require_type(query.table, node, declared.columns[name].public_keys or ("0",))
+
     def find_released_kind(self, table: Table, group: Node, texts: Sequence[str]) -> str:
         """The same of released keys.
 
@@ -86,13 +95,16 @@ class KeyReader:
             TableBusy: the catalogue cannot be asked, and they may be values of several types.
         """
         kind = self.find_kind(table, group)
+        self._require_type(table, group, texts)
+        return kind if _writes(kind, texts) else "VARCHAR"
+
+    def _require_type(self, table: Table, group: Node, texts: Sequence[str]) -> None:
         is_open = not is_text(group) and not all(map(_is_plain, texts))
         if is_open and None in self._find_types(table, group):
             raise TableBusy(
-                f"the catalogue of table {table.name!r} cannot be read now, and it says whether the stored keys of "
-                f"{group} are texts, numbers or times; ask again when its source is there, at no cost"
+                f"the catalogue of table {table.name!r} cannot be read now, and it says whether keys of {group} are texts, "
+                f"numbers or times; ask again when its source is there: what is paid is stored, and costs nothing again"
             )
-        return kind if _writes(kind, texts) else "VARCHAR"
 
     def find_time_kind(self, table: Table, value: Node) -> str | None:
         """DATE or TIMESTAMP where sources say that a value is one, VARCHAR where only some do; None where it is none, or
@@ -124,7 +136,7 @@ def _find_type(table: Table, group: Node) -> str | None:
     """What the catalogue calls a grouping expression's type; None if it cannot be asked now."""
     try:
         declared, name = declare_groups(table, str(group))
-        return column_types(declared)[name]
+        return column_types(declared, [name])[name]
     except DpflowError:
         return None
 
