@@ -231,7 +231,8 @@ class Query:
         grid, own_tails = self.columns[measure.column], self._column_moments(measure.column, tails)
         # A release divides by the noisy size, which may come out lower by its tail.
         n, edge = np.array([measure.size - own_tails["n"]]), np.array([float(grid.reach)])
-        of_mean, of_square = grid.ratio_errors(n, edge, np.array([grid.half]), own_tails)
+        largest = np.array([max(map(abs, grid.square_range))])
+        of_mean, of_square = grid.ratio_errors(n, edge, largest, own_tails)
         error, power = (
             (of_mean, 1)
             if measure.measure == "mean"
@@ -352,6 +353,12 @@ class CentredColumn:
         return float(self.square.half * self.square.step)
 
     @property
+    def square_range(self) -> tuple[float, float]:
+        """The least and the largest mean of squares less half of the largest."""
+        low, high = self.term_range("square")
+        return float(low * self.square.step), float(high * self.square.step)
+
+    @property
     def square_rounding(self) -> float:
         """How far the mean square may be from that of squares which are not rounded."""
         return float(self.square.rounding_error(self.reach))
@@ -377,7 +384,8 @@ class CentredColumn:
         mean = np.clip(noisy["sum"] / n, self.low - self.centre, self.high - self.centre)
         square = np.zeros_like(n)
         if "square" in noisy:
-            square = np.clip(noisy["square"] / n * float(self.square.step), -self.half, self.half)
+            low, high = self.square_range
+            square = np.clip(noisy["square"] / n * float(self.square.step), low, high)
         of_mean, of_square = self.ratio_errors(n, mean, square, tails)
         if measure.measure == "mean":
             # A double near bounds that are far from 0 may be a few steps from what it stands for.
