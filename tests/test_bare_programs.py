@@ -12,7 +12,11 @@ import pytest
     "script",
     [
         "import dpflow.quality.validation_result",
-        "from dpflow.airflow.preload import _try_import; assert _try_import('great_expectations')",
+        # What the scheduler preloads, under the same name; a second, slower start of Great Expectations.
+        pytest.param(
+            "from dpflow.airflow.preload import _try_import; assert _try_import('great_expectations')",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_a_program_without_a_file_goes_on(script: str) -> None:

@@ -146,7 +146,10 @@ def test_it_reaches_nothing_else(world: World, text: str, rule: str) -> None:
 @pytest.mark.parametrize(
     "tail",
     [
-        "SELECT COUNT(*) FROM t, range(100000000) a(x), range(100000000) b(y)",
+        pytest.param(
+            "SELECT COUNT(*) FROM t, range(100000000) a(x), range(100000000) b(y)",
+            marks=pytest.mark.slow,
+        ),
         "SELECT len(range(1000000000)) FROM t",
         "SELECT i FROM t, range(2000000) r(i)",
         "SELECT COUNT(*) FROM t, c",

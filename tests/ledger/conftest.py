@@ -7,6 +7,7 @@ import itertools
 import sqlite3
 import subprocess
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -19,6 +20,18 @@ from witness_server_run import serve_witness
 
 from dpflow.core.accounting.events import Pure
 from dpflow.ledger import Ledger, ReleaseKey, Reservation, SessionRecord, Slot
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ask PostgreSQL every second case of a test that has other parameters, too, and all in ``make slow``; SQLite has all."""
+    cases = Counter[tuple[Path, str]]()
+    for item in items:
+        if isinstance(item, pytest.Function) and item.path.is_relative_to(Path(__file__).parent):
+            parameters = item.callspec.params if hasattr(item, "callspec") else {}
+            if len(parameters) > 1 and parameters.get("place") == "postgresql":
+                cases[item.path, item.originalname] += 1
+                if cases[item.path, item.originalname] % 2 == 0:
+                    item.add_marker(pytest.mark.slow)
 
 
 @dataclass

@@ -411,8 +411,8 @@ class Machine(RuleBasedStateMachine):
 @pytest.mark.parametrize(
     ("kind", "examples"),
     [
-        ("sqlite", 30),
-        ("postgresql", 3),
+        ("sqlite", 15),
+        ("postgresql", 2),
         pytest.param("sqlite", 1000, marks=pytest.mark.slow),
         pytest.param("postgresql", 100, marks=pytest.mark.slow),
     ],

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_turns import in_turns
 
 from dpflow.core.accounting.events import Pure
 from dpflow.core.contract.declaration import Table
@@ -82,8 +83,7 @@ def misses(values: np.ndarray, found: Distribution) -> bool:
     return False
 
 
-@pytest.mark.parametrize("law", LAWS)
-@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize(("law", "public"), in_turns(list(LAWS), [False, True], every=2))
 def test_all_intervals_hold_at_once(law: str, public: bool) -> None:
     """With few rows and with more: more than 3 misses of 12 have a probability below .003 at 5 %."""
     failed = 0

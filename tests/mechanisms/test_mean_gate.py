@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_turns import in_turns
 
 from dpflow.core.accounting.events import Approximate, Pure, SparseVector, Unprotected
 from dpflow.core.contract.contribution import ContributionBounds
@@ -168,8 +169,10 @@ def law_of_verdicts(params: MeanGateParams, table: Table, scores: list[float], *
     return enumerate_outputs(draw, tail=1e-13)
 
 
-@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE])
-@pytest.mark.parametrize("question", ["claim", "champion"])
+@pytest.mark.parametrize(
+    ("table", "question"),
+    in_turns([EXAMPLE_TABLE, REPLACE_TABLE], ["champion", "claim"], every=2),
+)
 def test_the_price_holds_exactly(table: Table, question: str) -> None:
     """All transcripts of one question keep epsilon and use much of it; a gate that forgets that a
     unit may be replaced is caught.
@@ -283,8 +286,9 @@ def test_gaussian_draws_are_paid_for(
     assert set(costs) == {(whole - spent) / most} and 6 <= len(costs) <= most
 
 
-@pytest.mark.parametrize("table", [EXAMPLE_TABLE, REPLACE_TABLE])
-@pytest.mark.parametrize("queries", [1, 2])
+@pytest.mark.parametrize(
+    ("table", "queries"), in_turns([EXAMPLE_TABLE, REPLACE_TABLE], [1, 2], every=2)
+)
 def test_gaussian_noise_keeps_its_price_exactly(table: Table, queries: int) -> None:
     """All transcripts of a session where one unit decides keep (epsilon, delta); a session that pays
     a quarter of each draw does not.

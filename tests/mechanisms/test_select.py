@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from in_turns import in_turns
 
 from dpflow.core.accounting.events import BoundedRange, Pure, Repeated
 from dpflow.core.contract.declaration import Table
@@ -76,19 +77,23 @@ def worst(
     return max(abs(math.log(law(a)[x] / law(b)[x])) for a, b in pairs for x in law(a))
 
 
-@pytest.mark.parametrize("selection", ["permute-and-flip", "exponential"])
 @pytest.mark.parametrize(
-    ("relation", "most"), [("add-remove", 1), ("add-remove", 2), ("replace", 1)]
+    ("k", "neighbouring", "selection"),
+    in_turns(
+        [1, 2],
+        [("add-remove", 1), ("add-remove", 2), ("replace", 1)],
+        ["permute-and-flip", "exponential"],
+        every=2,
+    ),
 )
-@pytest.mark.parametrize("k", [1, 2])
 def test_no_neighbouring_scores_lose_more_than_epsilon(
-    k: int, relation: str, most: int, selection: str
+    k: int, neighbouring: tuple[str, int], selection: str
 ) -> None:
     """On all scores of three keys; permute-and-flip reaches its epsilon, so no lower noise would
     do.
     """
     raw = {"by": "kind", "k": k, "epsilon": "1", "selection": selection}
-    loss = worst("top_k", raw, relation, most)
+    loss = worst("top_k", raw, *neighbouring)
     assert loss <= 1 + 1e-9
     if k == 1 and selection == "permute-and-flip":
         assert loss > 0.9

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from in_turns import in_turns
 from smallworld import Tiny
 
 from dpflow import Ledger, plan, release
@@ -33,7 +34,7 @@ def send_later(number: signal.Signals) -> None:
     threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
 
 
-@pytest.fixture(autouse=True, params=[True, False], ids=["interrupting", "restarting"])
+@pytest.fixture(autouse=True)
 def handlers(request: pytest.FixtureRequest) -> Any:
     """Raise on either signal. Polars, once imported, makes Ctrl-C restart system calls."""
 
@@ -51,37 +52,35 @@ def handlers(request: pytest.FixtureRequest) -> Any:
         signal.signal(number, handler)
 
 
+#: Whether system calls are interrupted; what each signal raises; and what a query is asked for.
+HANDLERS, SIGNALS = (True, False), {signal.SIGINT: KeyboardInterrupt, signal.SIGTERM: Ended}
+ASKS: dict[str, Callable[[Any], Any]] = {
+    "rows": lambda connection: connection.fetch_rows(LONG),
+    "arrays": lambda connection: connection.fetch_arrays(LONG),
+    "a table": lambda connection: connection.execute(f"CREATE TEMP TABLE sums AS {LONG}"),
+}
+
+
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Ended)]
+    ("handlers", "number", "what"),
+    in_turns(HANDLERS, list(SIGNALS), list(ASKS), every=2),
+    indirect=["handlers"],
 )
-@pytest.mark.parametrize(
-    "ask",
-    [
-        lambda connection: connection.fetch_rows(LONG),
-        lambda connection: connection.fetch_arrays(LONG),
-        lambda connection: connection.execute(f"CREATE TEMP TABLE sums AS {LONG}"),
-    ],
-    ids=["rows", "arrays", "a table"],
-)
-def test_a_signal_ends_a_query(
-    tiny: Tiny, ask: Callable[[Any], Any], number: signal.Signals, raised: type[BaseException]
-) -> None:
+def test_a_signal_ends_a_query(tiny: Tiny, number: signal.Signals, what: str) -> None:
     """What its handler raises comes out, and the connection can be used again."""
     with isolated_database.open_file(tiny.database, "visits") as connection:
         send_later(number)
         begun = time.monotonic()
-        with pytest.raises(raised):
-            ask(connection)
+        with pytest.raises(SIGNALS[number]):
+            ASKS[what](connection)
         assert time.monotonic() - begun < AT_ONCE
         assert connection.fetch_rows("SELECT 1") == [(1,)]
 
 
 @pytest.mark.parametrize(
-    ("number", "raised"), [(signal.SIGINT, KeyboardInterrupt), (signal.SIGTERM, Ended)]
+    ("handlers", "number"), in_turns(HANDLERS, list(SIGNALS), every=2), indirect=["handlers"]
 )
-def test_an_ended_release_goes_on(
-    tiny: Tiny, number: signal.Signals, raised: type[BaseException]
-) -> None:
+def test_an_ended_release_goes_on(tiny: Tiny, number: signal.Signals) -> None:
     """It is not settled as "none": the retry gives the number, and both cost what one does."""
     ledger = Ledger(tiny.ledger)
     wanted = plan(
@@ -101,7 +100,7 @@ def test_an_ended_release_goes_on(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated_database.Connection, "fetch_arrays", fetch_slowly)
         send_later(number)
-        with pytest.raises(raised):
+        with pytest.raises(SIGNALS[number]):
             release(wanted, ledger)
     receipt = release(wanted, ledger)
     assert not receipt.replayed

@@ -62,26 +62,32 @@ def make_both(tmp_path: Path, spark_server: str) -> Callable[[str], tuple[Table,
     return make
 
 
+VERDICTS = [
+    (visits(delay="1000.0 * i"), False),
+    (visits(delay="CASE WHEN i < 10 THEN CAST('inf' AS DOUBLE) ELSE 180 END"), True),
+    (visits(delay="CASE WHEN i < 11 THEN CAST('inf' AS DOUBLE) ELSE 180 END"), False),
+    (visits(delay="DATE '1970-01-01' + CAST(i * 40 AS INTEGER)"), False),
+    (visits(town="CASE WHEN i < 2 THEN 'ZZ' ELSE 'it''s' END"), True),
+    (visits(town="CASE WHEN i < 3 THEN 'ZZ' ELSE 'it''s' END"), False),
+    (visits(who="CASE WHEN i > 0 THEN NULL ELSE 'N' END"), True),
+    (visits(day="DATE '2013-01-02'", delay="1e6"), True),
+]
+#: As these, and on files in tests/quality/test_contract.py.
+MORE_VERDICTS = [
+    (visits(), True),
+    (visits(delay="CAST('nan' AS DOUBLE)", town="NULL::VARCHAR"), True),
+    (visits(delay="CAST(i * 7 AS DECIMAL(9, 2))"), True),
+    (visits(delay="'late'"), False),
+    (visits(who="NULL::VARCHAR"), False),
+    (visits(who="'N1'", delay="1e6", count=50), True),
+    (visits().replace("AS who", "AS whom"), False),
+    (visits().replace("AS day", "AS date"), False),
+]
+
+
 @pytest.mark.parametrize(
     ("rows", "kept"),
-    [
-        (visits(), True),
-        (visits(delay="1000.0 * i"), False),
-        (visits(delay="CASE WHEN i < 10 THEN CAST('inf' AS DOUBLE) ELSE 180 END"), True),
-        (visits(delay="CASE WHEN i < 11 THEN CAST('inf' AS DOUBLE) ELSE 180 END"), False),
-        (visits(delay="CAST('nan' AS DOUBLE)", town="NULL::VARCHAR"), True),
-        (visits(delay="CAST(i * 7 AS DECIMAL(9, 2))"), True),
-        (visits(delay="DATE '1970-01-01' + CAST(i * 40 AS INTEGER)"), False),
-        (visits(delay="'late'"), False),
-        (visits(town="CASE WHEN i < 2 THEN 'ZZ' ELSE 'it''s' END"), True),
-        (visits(town="CASE WHEN i < 3 THEN 'ZZ' ELSE 'it''s' END"), False),
-        (visits(who="NULL::VARCHAR"), False),
-        (visits(who="CASE WHEN i > 0 THEN NULL ELSE 'N' END"), True),
-        (visits(who="'N1'", delay="1e6", count=50), True),
-        (visits(day="DATE '2013-01-02'", delay="1e6"), True),
-        (visits().replace("AS who", "AS whom"), False),
-        (visits().replace("AS day", "AS date"), False),
-    ],
+    VERDICTS + [pytest.param(*case, marks=pytest.mark.slow) for case in MORE_VERDICTS],
 )
 def test_the_verdict_is_that_of_a_file(
     rows: str, kept: bool, make_both: Callable[[str], tuple[Table, Table]]

@@ -4,12 +4,12 @@ another one, whatever it does to that range.
 
 from __future__ import annotations
 
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from duckdb_files import duckdb_file
+from in_turns import in_turns
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
@@ -31,7 +31,7 @@ REQUESTS = {
 }
 
 
-@pytest.mark.parametrize(("kind", "role"), product(ENDS, ("unit", "key")))
+@pytest.mark.parametrize(("kind", "role"), in_turns(list(ENDS), ["unit", "key"], every=2))
 def test_a_row_at_an_end_is_one_row_more(kind: str, role: str, tmp_path: Path) -> None:
     """Tables of near values, with a row at either end of the type, and with both: each answer has the
     rows of its table.
