@@ -29,9 +29,17 @@ settings.load_profile("dpflow")
 providers._get_local_constants = lambda: providers._local_constants
 pytest_plugins = ["airflow_tasks", "duckdb_files", "pgserver", "s3server", "smallworld"]
 
-#: Modules whose few tests wait for processes of their own: at the end of a run one worker would do
-#: them alone.
-LONG = ("tests/demo/", "tests/airflow/test_real_runs.py", "tests/airflow/test_preload.py")
+#: Modules of few and long tests: at the end of a run one worker would do them alone.
+LONG = (
+    *("tests/demo/", "tests/airflow/test_real_runs.py", "tests/airflow/test_preload.py"),
+    *(
+        "tests/integration/deploy/",
+        "tests/engine/releases/test_crashes.py",
+        "tests/server/test_load.py",
+    ),
+    *("tests/ledger/test_model.py", "tests/engine/releases/test_unsettled_draws.py"),
+    "tests/tables/backends/spark_backend/test_raw_values_on_spark.py",
+)
 
 
 #: Tests of what somebody outside can do, who meets no session that another one left.
