@@ -36,6 +36,7 @@ from functools import lru_cache
 from typing import Final, Literal
 
 from dpflow.core.accounting import renyi
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.errors import InvalidAmount
 
 Number = float | Fraction
@@ -277,11 +278,7 @@ def _normal_cdf(x: float) -> float:
 
 def _find_root(falling: Callable[[float], float], high: float) -> float:
     """Where a falling function crosses 0; the lower end 0 if it starts below."""
-    low = 0.0
-    for _ in range(100):
-        middle = (low + high) / 2
-        low, high = (middle, high) if falling(middle) > 0 else (low, middle)
-    return high
+    return bisect_reals(lambda x: falling(x) <= 0, 0.0, high, 100)[1]
 
 
 @lru_cache(1024, typed=True)

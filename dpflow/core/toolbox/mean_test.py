@@ -27,6 +27,7 @@ from math import ceil, exp, lgamma, log, sqrt
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.core.contract.declaration import Table
 
 #: Scores are rounded to this part of their range.
@@ -77,13 +78,13 @@ def comparison_half_width(scale: Fraction, failure: float) -> float:
 
     The continuous noises: Pr[|Y - X| > t] = (4 exp(-t/b) - exp(-2 t/b)) / 3 for scale b.
     """
-    b, low, high = float(scale), 0.0, float(scale) * (log(4 / (3 * failure)) + 1)
-    for _ in range(60):
-        middle = (low + high) / 2
-        tail = (4 * exp(-middle / b) - exp(-2 * middle / b)) / 3
-        low, high = (middle, high) if tail > failure else (low, middle)
+    b = float(scale)
+
+    def is_beyond(t: float) -> bool:
+        return (4 * exp(-t / b) - exp(-2 * t / b)) / 3 <= failure
+
     # One more for the lattice and the sum that was rounded down.
-    return high + 1
+    return bisect_reals(is_beyond, 0.0, b * (log(4 / (3 * failure)) + 1))[1] + 1
 
 
 @cache

@@ -35,6 +35,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.accounting.bisection import bisect_integers
 from dpflow.core.accounting.events import ZCDP, Approximate, DiscreteLaplace
 from dpflow.core.contract.sensitivity import GroupedSensitivity
 from dpflow.core.sampling.noisy_values import show_large_counts
@@ -188,10 +189,7 @@ def gaussian_above(sigma2: Fraction, failure: Fraction) -> int:
         low, step = high - 1, 1
         while low > 1 and tail_holds(low):
             low, high, step = max(1, low - step), low, 2 * step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if tail_holds(middle) else (middle, high)
-        return high
+        return bisect_integers(tail_holds, low, high)
 
 
 def _find_gaussian_tail(sigma2: float, log: float) -> int:

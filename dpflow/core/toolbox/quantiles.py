@@ -33,6 +33,7 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from dpflow.core.accounting.bisection import bisect_integers
 from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import bernoulli_exp, choose_piece
@@ -174,12 +175,12 @@ class _Window:
 
     def least_cost(self) -> int:
         """The smallest cost of all keys."""
-        low, high = -self._b * self._m - 1, self._b * self._m
-        while high - low > 1:
-            middle = (low + high) // 2
-            interval = self.cost_interval(middle)
-            low, high = (low, middle) if interval[0] <= interval[1] else (middle, high)
-        return high
+
+        def has_keys(top: int) -> bool:
+            first, last = self.cost_interval(top)
+            return first <= last
+
+        return bisect_integers(has_keys, -self._b * self._m - 1, self._b * self._m)
 
     def places_of(self, low: int, high: int) -> tuple[int, int]:
         """The first and the last place of the keys from low to high; first above last if low is."""

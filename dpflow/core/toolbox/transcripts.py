@@ -16,6 +16,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 from math import lgamma, log
 
+from dpflow.core.accounting.bisection import bisect_reals
+
 #: A float's relative error in anything below is far smaller; and that of a logarithm of factorials, which cancel.
 _SLACK, _ERROR = 1e-9, 3e-15
 
@@ -64,11 +66,8 @@ def lowest_mean(observed: float, exponent: float) -> float:
     """
     if observed <= 0 or exponent <= 0:
         return max(0.0, observed)
-    observed, low, high = min(observed, 1.0), 0.0, min(observed, 1.0)
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if _divergence(observed, middle) > exponent else (low, middle)
-    return low
+    observed = min(observed, 1.0)
+    return bisect_reals(lambda p: _divergence(observed, p) <= exponent, 0.0, observed)[0]
 
 
 def highest_mean(observed: float, exponent: float) -> float:

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Final
 
 from dpflow.core.accounting import amounts
+from dpflow.core.accounting.bisection import bisect_integers, least_integer
 from dpflow.core.accounting.events import DiscreteLaplace, Event
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost, Filter, FilterName, make_filter
 from dpflow.core.contract.results import ErrorBound
@@ -59,22 +60,8 @@ def count_rounds(
     step = total_cost(filter, [(e, 1) for e in each])
     if step == Cost():
         return None
-    return _largest_true(lambda n: Filter.admits(capacity, start + _multiply_cost(step, n)))
-
-
-def _largest_true(holds: Callable[[int], bool]) -> int:
-    """The largest n >= 0 at which a condition holds that holds at 0 and, once it fails, fails for
-    good.
-    """
-    # By doubling and halving: counts may be beyond any range that could be walked.
-    high = 1
-    while holds(high):
-        high *= 2
-    low = high // 2 if high > 1 else 0
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if holds(middle) else (low, middle)
-    return low
+    one_more = least_integer(lambda n: not Filter.admits(capacity, start + _multiply_cost(step, n)))
+    return one_more - 1
 
 
 @dataclass(frozen=True)
@@ -362,15 +349,12 @@ def _epsilon_for_error(line: Line, half_width: object) -> Fraction:
         return bound is not None and max(bound.half_width.values()) <= target
 
     # From 1e-12 to 1e6, by rank: a search over floats could return what no file can say.
-    low, high = 0, 18 * 900
-    if not reaches_target(high):
+    highest = 18 * 900
+    if not reaches_target(highest):
         raise InvalidInput(
             f"no epsilon brings the error of {name!r} down to {target:g}; accept a larger one"
         )
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if reaches_target(middle) else (middle, high)
-    return on_grid(high)
+    return on_grid(bisect_integers(reaches_target, 0, highest))
 
 
 def on_grid(rank: int) -> Fraction:

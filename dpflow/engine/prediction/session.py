@@ -19,6 +19,7 @@ from typing import Any, Final
 import numpy as np
 
 from dpflow import fault_points
+from dpflow.core.accounting.bisection import bisect_integers
 from dpflow.core.accounting.events import to_json
 from dpflow.core.contract.point_encoding import Codes, EncodedPoints, Points, encode_points
 from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
@@ -342,10 +343,7 @@ def most_predictions(plan: Plan, ledger: Ledger, registry: Registry) -> int:
     while high <= 10**9 and is_affordable(high):
         low, high = high, 2 * high
     high = min(high, 10**9 + 1)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if is_affordable(middle) else (low, middle)
-    return low
+    return bisect_integers(lambda n: not is_affordable(n), low, high) - 1
 
 
 def require_same_models(plan: Plan, other: Plan) -> None:
