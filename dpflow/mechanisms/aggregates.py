@@ -24,9 +24,10 @@ from fractions import Fraction
 from statistics import NormalDist
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.aggregate import POWER, Law, MeasureMechanism, NoisyParams, Release
 from dpflow.core.toolbox.moments import Measure, Query
@@ -38,9 +39,24 @@ CORRECTIONS = 4
 LARGEST_STEP = 40.0  # of the search for a cost, in powers of two
 
 
-def expand_name(value: Any) -> Any:
+def _expand_name(value: Any) -> Any:
     """A measure without a column may be written as its name."""
     return {"measure": value} if isinstance(value, str) else value
+
+
+def _check_names(measures: tuple[Measure, ...]) -> tuple[Measure, ...]:
+    # Two equal measures would be one noisy number under two names.
+    if len({measure.full_name for measure in measures}) != len(measures):
+        raise ValueError("name each measure once")
+    return measures
+
+
+#: What a release file lists: measures, or names of those without a column.
+Measures = Annotated[
+    tuple[Annotated[Measure, BeforeValidator(_expand_name)], ...],
+    Field(min_length=1, max_length=100),
+    AfterValidator(_check_names),
+]
 
 
 class AggregatesParams(NoisyParams):
@@ -49,18 +65,12 @@ class AggregatesParams(NoisyParams):
     Gaussian noise. ``noise``: laplace, gaussian or auto.
     """
 
-    measures: Annotated[
-        tuple[Annotated[Measure, BeforeValidator(expand_name)], ...],
-        Field(min_length=1, max_length=100),
-    ]
+    measures: Measures
     by: str | None = None
     epsilon: Epsilon | None = None  # type: ignore[assignment]
 
     @model_validator(mode="after")
     def _check_targets(self) -> AggregatesParams:
-        # Two equal measures would be one noisy number under two names.
-        if len({measure.full_name for measure in self.measures}) != len(self.measures):
-            raise ValueError("name each measure once")
         targets = [measure.error is not None for measure in self.measures]
         # Both would ask for two costs at once; neither would ask for none.
         if any(targets) if self.epsilon is not None else not all(targets):
@@ -118,19 +128,17 @@ def meet_targets(query: Query, law: Law) -> Release:
             # Bounded, so that one target that is far off cannot throw the search away.
             factor = min(max(_target_share(release, measure), 0.01), 100.0) / linear
             target[:] = [part * factor for part in target]
-    low, high = -LARGEST_STEP, LARGEST_STEP
     # Some targets are out of reach at any legal cost.
-    if not _meets_targets(_scale_costs(query, law, costs, high)):
+    if not _meets_targets(_scale_costs(query, law, costs, LARGEST_STEP)):
         raise PlanRefused("no privacy cost keeps these target errors; allow larger errors")
     # To a quarter of a percent: finer would not change three digits of a cost.
-    while high - low > 1 / 256:
-        middle = (low + high) / 2
-        low, high = (
-            (low, middle)
-            if _meets_targets(_scale_costs(query, law, costs, middle))
-            else (middle, high)
-        )
-    return _scale_costs(query, law, costs, high)
+    _, step = bisect_reals(
+        lambda step: _meets_targets(_scale_costs(query, law, costs, step)),
+        -LARGEST_STEP,
+        LARGEST_STEP,
+        halvings=15,
+    )
+    return _scale_costs(query, law, costs, step)
 
 
 def _scale_costs(query: Query, law: Law, costs: Sequence[float], exponent: float) -> Release:

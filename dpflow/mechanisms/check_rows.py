@@ -37,7 +37,7 @@ from dpflow.core.toolbox.aggregate import (
 )
 from dpflow.core.toolbox.budget_split import balance_shares
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
-from dpflow.core.toolbox.noise import Noise, rho_for
+from dpflow.core.toolbox.noise import FAILURE, Noise, rho_for
 from dpflow.core.toolbox.row_checks import (
     RowChecks,
     computed_columns,
@@ -123,11 +123,7 @@ class CheckRows(MeasureMechanism[CheckRowsParams]):
         widths = {}
         for check in params.checks:
             excess = make_excess(check, release.query)
-            tails = {
-                moment: float(release.noises[moment].half_width(0.05 / len(excess.coefficients)))
-                for moment in excess.coefficients
-            }
-            widths[check.name] = excess.half_width(tails)
+            widths[check.name] = excess.half_width(excess.list_tails(release.noises, FAILURE))
         return ErrorBound(
             widths,
             "; ".join(filter(None, ["of each excess; clamping and truncation add bias", note])),

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, SerializerFunctionWrapHandler, model_serializer, model_validator
+from pydantic import Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.estimators import AnyMetric
@@ -53,13 +53,6 @@ class HoldoutParams(Params):
     reserve: Reserve | None = None
     metric: AnyMetric | None = None
     count_epsilon: Epsilon | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without what nobody set as before it was there: sessions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        unset = {name for name in ("metric", "count_epsilon") if getattr(self, name) is None}
-        return {name: value for name, value in written.items() if name not in unset}
 
     @model_validator(mode="after")
     def _check_method(self) -> HoldoutParams:

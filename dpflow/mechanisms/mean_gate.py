@@ -258,7 +258,7 @@ class MeanGate(Gate[MeanGateParams]):
         """ "yes", "no" or "exhausted", with an interval where the number of units is known."""
         asked, failures = int(state.data["asked"]), int(state.data["failures"])
         if failures >= params.failures or asked >= params.queries:
-            return _make_verdict("exhausted", params, asked, failures, {"guarantee": "none"}), state
+            return self.make_verdict(params, "exhausted", (asked, failures)), state
         counted = self._count_units(params, state, answer, source)
         units = self._usable_number(params, counted, answer)
         if query.champion:
@@ -275,7 +275,7 @@ class MeanGate(Gate[MeanGateParams]):
             assert isinstance(answer, PerUnit)
             worth |= self._draw_score(params, table, answer, units, cost, source)
         failures += pays
-        verdict = _make_verdict(word, params, asked + 1, failures, worth)
+        verdict = self.make_verdict(params, word, (asked + 1, failures), worth)
         return verdict, State({"asked": asked + 1, **counted, **after})
 
     def _count_units(
@@ -565,12 +565,3 @@ def _in_units(ends: tuple[float, float], answer: UnitAnswer) -> list[float]:
     """An interval of shares of the range, in units of the metric."""
     low, high = answer.span
     return [low + end * (high - low) for end in ends]
-
-
-def _make_verdict(
-    word: str, params: MeanGateParams, asked: int, failures: int, worth: dict[str, Any]
-) -> Verdict:
-    """The public answer; how many answers were paid for is public, too."""
-    left = {"queries_left": params.queries - asked, "failures_left": params.failures - failures}
-    closed = failures >= params.failures or asked >= params.queries
-    return Verdict({"verdict": word, **worth, **left}, closed=closed)

@@ -42,7 +42,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import Annotated
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta
 from dpflow.core.accounting.events import Approximate, Composed, Event
@@ -56,7 +56,7 @@ from dpflow.core.toolbox.moments import Measure, Moment, Query
 from dpflow.core.toolbox.noise import rho_for
 from dpflow.core.toolbox.partition_selection import gaussian_above, require_delta, tail_above
 from dpflow.errors import PlanRefused
-from dpflow.mechanisms.aggregates import expand_name
+from dpflow.mechanisms.aggregates import Measures
 
 #: The smallest epsilon of an event: what the selection's event states beside its delta.
 LEAST_EPSILON = Fraction(1, 10**12)
@@ -73,10 +73,7 @@ class PrivateAggregatesParams(NoisyParams):
     measures' errors where epsilon is split; more of it shows more keys, with noisier measures.
     """
 
-    measures: Annotated[
-        tuple[Annotated[Measure, BeforeValidator(expand_name)], ...],
-        Field(min_length=1, max_length=100),
-    ]
+    measures: Measures
     by: str
     delta: Annotated[Delta, AfterValidator(require_delta)]
     min_units: Annotated[int, Field(ge=1, le=10**9)] = 1
@@ -89,9 +86,6 @@ class PrivateAggregatesParams(NoisyParams):
 
     @model_validator(mode="after")
     def _check_measures(self) -> PrivateAggregatesParams:
-        # Two equal measures would be one noisy number under two names.
-        if len({measure.full_name for measure in self.measures}) != len(self.measures):
-            raise ValueError("name each measure once")
         if any(measure.error is not None for measure in self.measures):
             raise ValueError("give an epsilon; target errors are for public keys")
         return self

@@ -55,6 +55,7 @@ from dpflow.core.contract.estimators import Metric, SqlEstimator
 from dpflow.core.contract.gate import ClaimQuery, Gate, Reserve
 from dpflow.core.contract.interactive import State, Verdict
 from dpflow.core.contract.requests import Answer, GroupValues, PerGroup
+from dpflow.core.contract.sensitivity import sides_of
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.gate_power import refusal_probability, share_above
 from dpflow.core.toolbox.generalisation_bounds import (
@@ -129,17 +130,11 @@ class ReusableHoldout(Gate[HoldoutParams]):
         """Those that estimates are of."""
         return params.groups
 
-    def changed_groups(self, table: Table) -> int:
-        """Groups that one unit's change may touch."""
-        return 2 if table.neighbours == "replace" else 1
-
     def make_engine(self, params: HoldoutParams, table: Table) -> Engine:
         """Sparse vector's public parameters for this session."""
         # With corrected values the other half of a stretch pays for the median.
         stretch = _stretch_epsilon(params)
-        return Engine(
-            stretch / 2 if params.correct else stretch, self.changed_groups(table), params.failures
-        )
+        return Engine(stretch / 2 if params.correct else stretch, sides_of(table), params.failures)
 
     def event(self, params: HoldoutParams, table: Table) -> Event:
         """The whole session's guarantee; `Unprotected` without noise. Refuses what ``require``
@@ -172,7 +167,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
 
     def _explain_unproven(self, params: HoldoutParams, table: Table) -> str:
         """Why nothing that this session says can be proven, or ""."""
-        if not is_proven(params, self.changed_groups(table)):
+        if not is_proven(params, sides_of(table)):
             return explain_unproven(params, table)
         if table.contribution_bounds.rows != 1:
             return "a proof is about units of one row; declare contribution_bounds: {rows: 1}"
@@ -191,7 +186,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
         """
         groups = params.groups // (params.queries if params.method == "splitting" else 1)
         share = share_above(excess, units / params.groups, deviation)
-        threshold = float(_failure_threshold(params, self.changed_groups(table)) * groups)
+        threshold = float(_failure_threshold(params, sides_of(table)) * groups)
         if not params.is_private:
             return refusal_probability(share, groups, threshold, ())
         engine = self.make_engine(params, table)
@@ -216,7 +211,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
             )
         for name in query.columns:
             table.column(name)
-        proves = is_proven(params, self.changed_groups(table))
+        proves = is_proven(params, sides_of(table))
         return GroupValues(params.groups, query.columns, count_units=proves)
 
     def answer(
@@ -231,10 +226,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
         """ "yes", "no" or "exhausted"; a "no" may carry a corrected value, drawn privately."""
         claim_count, failures = int(state.data["asked"]), int(state.data["failures"])
         if failures >= params.failures or claim_count >= params.queries:
-            worth = {"guarantee": "none"}
-            return self._make_verdict(
-                "exhausted", params, table, claim_count, failures, worth
-            ), state
+            return self.make_verdict(params, "exhausted", (claim_count, failures)), state
         values = answer.values
         if params.method == "splitting":
             # Groups that no earlier claim has seen.
@@ -253,13 +245,11 @@ class ReusableHoldout(Gate[HoldoutParams]):
         failures += pays
         # A claim costs where it fails, a challenge where it succeeds: both are rare.
         word = "yes" if pays == bool(query.champion) else "no"
-        verdict = self._make_verdict(word, params, table, claim_count + 1, failures, worth)
+        verdict = self.make_verdict(params, word, (claim_count + 1, failures), worth)
         # Drawn after the verdict: its cost is part of the same stretch.
         if pays and params.correct is not None and not query.champion:
-            value = _correct_value(
-                params, params.correct, self.changed_groups(table), values, source
-            )
-            good = _correction_proven(params, self.changed_groups(table))
+            value = _correct_value(params, params.correct, sides_of(table), values, source)
+            good = _correction_proven(params, sides_of(table))
             verdict.body.update(
                 corrected=value,
                 corrected_guarantee="proven"
@@ -288,7 +278,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
             margin = query.better_by / Fraction(answer.width)
             cost = _challenge_cost(params, *before)
             found = count_improvement(differences, margin, cost, is_replaced=True)
-            return [-found], Fraction(-_challenge_noise(params, self.changed_groups(table)))
+            return [-found], Fraction(-_challenge_noise(params, sides_of(table)))
         assert query.claim is not None
         claim = float(query.claim)
         # A loss that is too good is one that is too low.
@@ -298,7 +288,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
         # A claim that is too bad fails only on request.
         if params.side == "both":
             counts.append(int((values <= claim).sum()))
-        share = _failure_threshold(params, self.changed_groups(table))
+        share = _failure_threshold(params, sides_of(table))
         return counts, share * groups
 
     def _describe_worth(
@@ -317,7 +307,7 @@ class ReusableHoldout(Gate[HoldoutParams]):
         if query.champion:
             return {"guarantee": "proven"}, {}
         if why := self._explain_unproven(params, table):
-            proven = is_proven(params, self.changed_groups(table))
+            proven = is_proven(params, sides_of(table))
             return {"guarantee": "unproven", **({"because": why} if proven else {})}, {}
         if params.metric is None and (
             query.default is not None or isinstance(query.estimator, SqlEstimator)
@@ -363,26 +353,6 @@ class ReusableHoldout(Gate[HoldoutParams]):
             if failed:
                 break
         return failed, memory.to_json()
-
-    def _make_verdict(
-        self,
-        word: str,
-        params: HoldoutParams,
-        table: Table,
-        asked: int,
-        failures: int,
-        worth: dict[str, Any],
-    ) -> Verdict:
-        """The public answer. The number of failures is that of answers that paid, so it is public,
-        too.
-        """
-        body: dict[str, Any] = {
-            "verdict": word,
-            **worth,
-            "queries_left": params.queries - asked,
-            "failures_left": params.failures - failures,
-        }
-        return Verdict(body, closed=failures >= params.failures or asked >= params.queries)
 
 
 def _stretch_epsilon(params: HoldoutParams) -> Fraction:
@@ -532,8 +502,7 @@ def explain_unproven(params: HoldoutParams, table: Table) -> str:
         if params.method == "tight":
             epsilon, delta = tight_groups(promise).epsilon, tight_groups(promise).delta
         # A replaced unit leaves one group and may enter another.
-        changed = 2 if table.neighbours == "replace" else 1
-        cost = f", epsilon {epsilon * changed:.4g} and delta {delta:.3g}"
+        cost = f", epsilon {epsilon * sides_of(table):.4g} and delta {delta:.3g}"
         mine *= 2 if params.correct else 1  # half of every stretch is for the correcting median
     return (
         f"{params.groups} groups prove nothing with method {params.method}: it needs about {mine} groups{cost}; the cheapest "

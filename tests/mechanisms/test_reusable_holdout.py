@@ -23,6 +23,7 @@ from dpflow.core.accounting.events import (
 from dpflow.core.contract.contribution import ContributionBounds
 from dpflow.core.contract.interactive import State
 from dpflow.core.contract.requests import GroupedUnits, PerGroup
+from dpflow.core.contract.sensitivity import sides_of
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.core.toolbox.generalisation_bounds import (
     Promise,
@@ -121,7 +122,7 @@ def test_the_price_holds_exactly(method: str, epsilon: int, side: str, table: An
         "queries": 1,
         "failures": 1,
     }
-    params, moved = HoldoutParams(**given, side=side), GATE.changed_groups(table)
+    params, moved = HoldoutParams(**given, side=side), sides_of(table)
     query = GATE.Query(estimator="accuracy", columns=("amount",), claim=Fraction(1))
 
     def law(values: list[float]) -> Any:
@@ -404,7 +405,7 @@ def test_the_price_of_a_challenge_holds_exactly(table: Any) -> None:
     epsilon, and noise for an eighth of the move does not.
     """
     query = GATE.Query(estimator="accuracy", columns=("amount",), champion="c")
-    turned = GATE.changed_groups(table)
+    turned = sides_of(table)
 
     def law(epsilon: int, wins: int, losses: int) -> Any:
         given = {"groups": 60, "queries": 1, "failures": 1, "method": "one_query"}

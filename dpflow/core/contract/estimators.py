@@ -11,15 +11,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import (
-    BeforeValidator,
-    Discriminator,
-    Field,
-    SerializerFunctionWrapHandler,
-    Tag,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.requests import Rows
@@ -61,12 +53,6 @@ class SqlEstimator(Params):
     range: tuple[Exact, Exact]
     default: Exact
     better: Better | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a direction as before there were any: questions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        return written if self.better else {k: v for k, v in written.items() if k != "better"}
 
     @model_validator(mode="after")
     def _check_range(self) -> SqlEstimator:

@@ -7,18 +7,12 @@ from collections.abc import Mapping
 from fractions import Fraction
 from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import (
-    BaseModel,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import BaseModel, Field, model_validator
 
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import EstimatorQuery, Metric
-from dpflow.core.contract.interactive import InteractiveMechanism
+from dpflow.core.contract.interactive import InteractiveMechanism, Verdict
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact
 
@@ -26,6 +20,8 @@ P = TypeVar("P", bound=BaseModel)
 
 #: What a gate answers; "none" ends the session, as a draw that fails does: nothing is said of the candidate.
 VERDICTS = ("yes", "no", "none", "exhausted")
+#: Of an answer that says nothing of a candidate.
+NO_WORTH: Mapping[str, Any] = {"guarantee": "none"}
 #: Fields of an answer that hold no more than its proof does: they leave where rows are not fresh.
 PROVEN_FIELDS = ("interval", "tolerance")
 #: What becomes of a candidate, the word that decides for many first: ``promoted``, the alias points at
@@ -55,14 +51,6 @@ class ClaimQuery(EstimatorQuery):
     claim: Exact | None = None
     champion: str = ""
     better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """A claim without the fields of a challenge: questions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        if self.champion:
-            return written
-        return {k: v for k, v in written.items() if k not in ("champion", "better_by")}
 
     @model_validator(mode="after")
     def _check_question(self) -> ClaimQuery:
@@ -125,6 +113,20 @@ class Gate(InteractiveMechanism[P, ClaimQuery]):
     def describe_limits(self, params: P) -> Mapping[str, int]:
         """How long it lasts, in words for people."""
         return self.limits(params)
+
+    def make_verdict(
+        self, params: P, word: str, used: tuple[int, int], worth: Mapping[str, Any] = NO_WORTH
+    ) -> Verdict:
+        """An answer, with what is left of ``queries`` and ``failures``; the last one where either is used up.
+
+        Args:
+            used: of both, this answer included.
+            worth: ``guarantee`` and what else the answer says.
+        """
+        most = self.limits(params)
+        left = most["queries"] - used[0], most["failures"] - used[1]
+        body = {"verdict": word, **worth, "queries_left": left[0], "failures_left": left[1]}
+        return Verdict(body, closed=min(left) <= 0)
 
     def refusal_power(
         self, params: P, table: Table, excess: float, units: int, deviation: float

@@ -14,6 +14,7 @@ from dpflow_stable_median.building_blocks.private_medians import (
     find_median,
     installed_medians,
 )
+from dpflow_stable_median.mechanisms import stable_median
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 from dpflow_stable_median.mechanisms.stable_median import AnsweringParams, StableMedian
 from pydantic import ValidationError
@@ -137,7 +138,7 @@ def test_quantiles_are_proven_with_the_medians_division_of_beta() -> None:
 
 def test_a_median_that_forgets_the_second_group_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under replace-unit with the price of one changed group the claim fails."""
-    monkeypatch.setattr(StableMedian, "touched_groups", lambda self, table: 1)
+    monkeypatch.setattr(stable_median, "sides_of", lambda table: 1)
     params = {"epsilon": "1", "groups": 2, "queries": 1, "range_size": 4}
     a, b = (
         answered(StableMedian(), REPLACE_TABLE, params, [ASK], [PerGroup(np.array(v))])

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from math import ceil, exp, expm1, inf, log, sqrt
 
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.errors import InvalidInput
 
 
@@ -38,10 +39,6 @@ def composed_bound(
     """(error, failure) of k answers, each within ``alpha`` of the data but with probability
     ``beta``: Theorem 1.2.
     """
-    if queries < 1 or not 0 <= alpha < inf or not 0 <= beta <= 1:
-        raise InvalidInput(
-            "queries is at least 1, alpha at least 0 and finite, beta between 0 and 1"
-        )
     error, failure = transfer_bound(epsilon, delta, rows)
     # A union bound over the answers; the transfer fails once for all of them.
     return error + alpha, min(1.0, queries * beta + failure)
@@ -56,14 +53,8 @@ def total_epsilon(step: float, queries: int, delta: float) -> float:
 
 def largest_step(epsilon: float, queries: int, delta: float) -> float:
     """The inverse of `total`, by bisection."""
-    low, high = 0.0, 1.0
     # More halvings than a double has bits.
-    for _ in range(200):
-        middle = (low + high) / 2
-        low, high = (
-            (middle, high) if total_epsilon(middle, queries, delta) < epsilon else (low, middle)
-        )
-    return low
+    return bisect_reals(lambda e: total_epsilon(e, queries, delta) >= epsilon, 0.0, 1.0, 200)[0]
 
 
 @dataclass(frozen=True)
@@ -93,10 +84,6 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
         noise_share: the part of tau that noise may use; the rest is generalisation. The lecture
         halves it.
     """
-    if not (queries >= 1 and 0 < tau <= 1 and 0 < beta <= 0.5 and 0 < noise_share < 1):
-        raise InvalidInput(
-            f"{queries} answers within {tau} at beta {beta} is not a task; k is at least 1, tau in (0, 1], beta in (0, 1/2]"
-        )
     alpha, epsilon = noise_share * tau, (1 - noise_share) * tau / 6
     # Both conditions of `transfer_bound`: failure at most beta/2, and its range of delta.
     delta = min(beta * epsilon / 8, epsilon / 16)
@@ -124,16 +111,9 @@ def reachable_error(queries: int, rows: int, beta: float) -> float:
     # No mean of values in [0, 1] is wrong by more than 1.
     if plan_service(queries, 1.0, beta).rows > rows:
         return inf
-    low, high = 0.0, 1.0
     # not through the cache, which would fill up with steps of the bisection
-    while high - low > 1e-9:
-        middle = (low + high) / 2
-        low, high = (
-            (low, middle)
-            if plan_service.__wrapped__(queries, middle, beta).rows <= rows
-            else (middle, high)
-        )
-    return high
+    plan = plan_service.__wrapped__
+    return bisect_reals(lambda tau: plan(queries, tau, beta).rows <= rows, 0.0, 1.0, 30)[1]
 
 
 def splitting_rows(queries: int, tau: float, beta: float) -> int:

@@ -99,10 +99,6 @@ def tight_calibration(
     one function excludes it. ``bounded_range`` uses that the exponential mechanism is (e^2/8)-zCDP.
     Every point of the grid is valid; the best one is taken.
     """
-    if not 0 < half_width < 0.5:
-        raise InvalidInput(
-            f"half width {half_width} must lie strictly between 0 and 1/2; 1/4 is the interquartile interval"
-        )
     # a grid instead of an optimiser: every point is valid by itself, so none can be wrong
     best = Calibration(0, 0, 0, 0), inf
     for share in (0.5, 0.9, 0.99):
@@ -178,10 +174,6 @@ def width_calibration(task: AnsweringTask, half_width: float) -> Calibration:
     """The paper's route for another interval (1/2 - w, 1/2 + w): gamma = w/2, A = w/4, accuracy w/2
     in the median.
     """
-    if not 0 < half_width < 0.5:
-        raise InvalidInput(
-            f"half width {half_width} must lie strictly between 0 and 1/2; 1/4 is the interquartile interval"
-        )
     b, w = task.beta / 2, half_width
     # expm1(2 epsilon) is gamma = w/2, and 8 delta/b is w/8.
     allowed, delta = 0.5 * log1p(w / 2), w * b / 64
@@ -265,7 +257,6 @@ def median_groups(points: int, epsilon: float, alpha: float, beta: float) -> int
     """Values with which one exponential-mechanism median is alpha-approximate: 4
     ln(N/beta)/(epsilon alpha), Theorem 3.1.
     """
-    _check_amounts(points, epsilon, alpha, beta)
     return ceil(4 * log(points / beta) / (epsilon * alpha))
 
 
@@ -290,9 +281,6 @@ def binary_search_sizes(
     """Corollary 3.3 with the noise that meets its constant, and the pure variant with Laplace
     noise.
     """
-    _check_amounts(points, epsilon, alpha, beta)
-    if not 0 < delta < 1:
-        raise InvalidInput(f"delta {delta} must lie strictly between 0 and 1")
     # Two counts a probe.
     q = max(2, 2 * ceil(log2(points)))
     groups = ceil(12 * sqrt(q * log(1 / delta) * log(q / beta)) / (epsilon * alpha))
@@ -302,11 +290,3 @@ def binary_search_sizes(
     # The conversion of rho-zCDP (Bun, Steinke 2016).
     achieved = rho + 2 * sqrt(rho * log(1 / delta))
     return SearchSizes(q, groups, sigma, achieved, ceil(4 * q * log(q / beta) / (epsilon * alpha)))
-
-
-def _check_amounts(points: int, epsilon: float, alpha: float, beta: float) -> None:
-    if not (points >= 1 and 0 < epsilon < inf and 0 < alpha <= 1 and 0 < beta < 1):
-        raise InvalidInput(
-            f"a median over {points} points with epsilon {epsilon}, alpha {alpha}, beta {beta} is not a task; "
-            f"epsilon is above 0, alpha in (0, 1], beta in (0, 1)"
-        )

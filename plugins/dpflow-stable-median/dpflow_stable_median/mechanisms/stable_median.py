@@ -30,13 +30,7 @@ from math import log
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import (
-    AfterValidator,
-    Field,
-    SerializerFunctionWrapHandler,
-    model_serializer,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, model_validator
 
 from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Composed, Event, Pure, Repeated
@@ -46,6 +40,7 @@ from dpflow.core.contract.interactive import InteractiveMechanism, State, Verdic
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.requests import Answer, GroupValues
+from dpflow.core.contract.sensitivity import sides_of
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.ranges import AnyRange, LinearRange
@@ -78,13 +73,6 @@ class AnsweringParams(Params):
     median: str = "exponential"
     require: Literal["any", "proven"] = "any"
     count_epsilon: Epsilon | None = None
-
-    @model_serializer(mode="wrap")
-    def _leave_out_new(self, write: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Without a count as before there were any: sessions are known by a digest of this."""
-        written: dict[str, Any] = write(self)
-        unset = self.count_epsilon is None
-        return {k: v for k, v in written.items() if not (unset and k == "count_epsilon")}
 
     @model_validator(mode="after")
     def _check_task(self) -> AnsweringParams:
@@ -142,11 +130,6 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
 
     independent_answers = True
 
-    def touched_groups(self, table: Table) -> int:
-        """Groups that one unit's change may touch."""
-        # A replaced unit may leave one group and enter another.
-        return 2 if table.neighbours == "replace" else 1
-
     def event(self, params: AnsweringParams, table: Table) -> Event:
         """``queries`` private medians. Raises `PlanRefused` if proof is required and missing."""
         if (
@@ -154,7 +137,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
             and self.describe_guarantee(params, table)["guarantee"] != "proven"
         ):
             raise PlanRefused(
-                f"{explain_unproven(params, self.touched_groups(table))}; or drop require: proven"
+                f"{explain_unproven(params, sides_of(table))}; or drop require: proven"
             )
         one = find_median(params.median).event(params.epsilon)
         answers = one if params.queries == 1 else Repeated(one, params.queries)
@@ -173,7 +156,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
                 f"answers are proven to lie in {between}, if the units are enough for the groups and nothing was released "
                 f"from this data before"
             )
-        return f"answers are unproven: {explain_unproven(params, self.touched_groups(table))}"
+        return f"answers are unproven: {explain_unproven(params, sides_of(table))}"
 
     def open(self, params: AnsweringParams, table: Table, source: Source) -> State:
         """A state without randomness: no query answered."""
@@ -213,7 +196,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         # they are
         values = np.sort(answer.values.reshape(query.blocks, -1), axis=0)[(query.blocks - 1) // 2]
         keys, ends = span.nearest_keys(values), (span.first_key, span.last_key)
-        changed = self.touched_groups(table)
+        changed = sides_of(table)
         median = find_median(params.median)
         key = median.draw(keys, ends, query.p, params.epsilon, changed, source)
         # the verdict shows counts of queries only, which are public
@@ -241,7 +224,7 @@ class StableMedian(InteractiveMechanism[AnsweringParams, AnswerQuery]):
         w, task = float(params.half_width), params.median_task()
         if params.count_epsilon is not None:
             task = replace(task, beta=task.beta * (1 - COUNT_FAILURE))
-        step = float(params.epsilon) / self.touched_groups(table)
+        step = float(params.epsilon) / sides_of(table)
         interval = [max(0.0, float(p) - w), min(1.0, float(p) + w)]
         # The proof rests on the exponential mechanism's error; other medians have none here.
         proven = params.median == "exponential" and median_sizes.carries_proof(

@@ -22,6 +22,7 @@ from typing import Annotated
 
 from pydantic import Field
 
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.core.accounting.composition import gaussian_eps
 from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
@@ -83,11 +84,7 @@ def monitor_width(rows: int, queries: int, beta: float) -> float:
 
 def _normal_quantile(failure: float) -> float:
     """A t with Pr[|N(0, 1)| > t] <= failure."""
-    low, high = 0.0, 40.0
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if erfc(middle / sqrt(2)) > failure else (low, middle)
-    return high
+    return bisect_reals(lambda t: erfc(t / sqrt(2)) <= failure, 0.0, 40.0)[1]
 
 
 def _find_least(

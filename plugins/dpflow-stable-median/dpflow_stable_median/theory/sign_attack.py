@@ -19,7 +19,6 @@ from pydantic import Field
 
 from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
-from dpflow.errors import InvalidInput
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
 
 
@@ -27,8 +26,6 @@ def surviving_share(x: float) -> float:
     """The share of the attack that noise leaves: sqrt(pi/2) x exp(x^2/2) erfc(x/sqrt 2), for x >=
     0.
     """
-    if not x >= 0:
-        raise InvalidInput(f"lam({x}) is not defined; take x >= 0")
     if x > 20:  # the asymptotic series, where exp(x^2/2) would overflow
         return 1 - 1 / x**2 + 3 / x**4
     return sqrt(pi / 2) * x * exp(x * x / 2) * erfc(x / sqrt(2))
@@ -42,7 +39,6 @@ def median_shift(queries: int, groups: int, each: float = inf) -> float:
         each: epsilon of one exponential-mechanism median for a change of one group; infinite for
         exact medians.
     """
-    _check_sizes(queries, groups, each)
     return (
         2
         / pi
@@ -55,16 +51,10 @@ def mean_shift(queries: int, rows: int, each: float = inf) -> float:
     """What the final query has on the sample, where the truth is 1/2: means of bits with Laplace
     noise 1/(m each).
     """
-    _check_sizes(queries, rows, each)
     x = sqrt(2 * queries / (pi * rows)) * (
         1.0 if each == inf else surviving_share(each * sqrt(rows) / 2)
     )
     return 0.5 * (1 + erf(x / sqrt(2)))
-
-
-def _check_sizes(queries: int, size: int, each: float) -> None:
-    if queries < 1 or size < 1 or not each > 0:
-        raise InvalidInput("queries and groups are at least 1, and epsilon is above 0")
 
 
 class SignParams(Params):

@@ -18,7 +18,6 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.printed_numbers import print_bound
-from dpflow.errors import InvalidInput
 from dpflow_stable_median.building_blocks import lecture_sizes
 from dpflow_stable_median.theory.calculators import LECTURE, PAPER, Count
 
@@ -36,7 +35,6 @@ def transfer_bound(
 
     phi has values in [0, 1]; for the other side ask about 1 - phi too (twice the functions).
     """
-    _check_amounts(epsilon=epsilon, groups=groups, functions=functions, beta=beta)
     return 4 / (epsilon * groups) * log(2 * functions / beta) + 8 * delta / beta, expm1(2 * epsilon)
 
 
@@ -44,7 +42,6 @@ def transfer_groups(
     alpha: float, gamma: float, functions: int, beta: float
 ) -> tuple[int, float, float]:
     """Theorem 4.1 the other way: (groups, epsilon, delta) with A <= alpha and the given gamma."""
-    _check_amounts(alpha=alpha, gamma=gamma, functions=functions, beta=beta)
     epsilon = 0.5 * log1p(gamma)
     return ceil(8 / (epsilon * alpha) * log(2 * functions / beta)), epsilon, alpha * beta / 16
 
@@ -55,7 +52,6 @@ def quartile_groups(queries: int, beta: float) -> tuple[int, float, float]:
 
     Failure 2 beta: beta of the answers, beta of the transfer.
     """
-    _check_amounts(queries=queries, beta=beta)
     return ceil(2560 * log(2 * queries / beta)), 1 / 20, beta / 256
 
 
@@ -63,8 +59,6 @@ def simple_failure(epsilon: float, delta: float, rho: float) -> float:
     """Theorem 4.6: Pr[phi(S_i) outside the (rho, 1-rho) interval of fresh data] <= 2 rho e^epsilon
     + delta, for each i.
     """
-    if not 0 < rho < 0.5:
-        raise InvalidInput(f"rho {rho} must lie strictly between 0 and 1/2")
     return min(1.0, 2 * rho * exp(epsilon) + delta)
 
 
@@ -88,14 +82,6 @@ def answer_readings(
             ("2 mad", 2 * mad + zeta, "sharper, one-sided Markov"),
         ]
     return bounds
-
-
-def _check_amounts(**amounts: float) -> None:
-    for name, value in amounts.items():
-        if not 0 < value < inf:
-            raise InvalidInput(f"{name} is {value}; it must be above 0 and finite")
-    if amounts.get("beta", 0) > 0.5:
-        raise InvalidInput(f"beta is {amounts['beta']}; it must be at most 1/2")
 
 
 class TransferParams(Params):
