@@ -71,7 +71,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
 def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law:
     """The law of the answer, composed of the rounds' own laws."""
     mechanism, column = SeededMedian(), ArrayColumn.from_groups(values)
-    pairs, cells, rate = mechanism._plan_rounds(PARAMS, declared)
+    pairs, cells, rate = mechanism.plan_noise(PARAMS, declared)
     found: Law = defaultdict(float)
     scales: Law = defaultdict(float)
     for counted, weight in enumerate_outputs(lambda s: class_counts(values, s)).items():
@@ -157,7 +157,7 @@ def test_a_missing_threshold_is_caught() -> None:
             )
             > 0.3
         )
-    noise = SeededMedian()._plan_rounds(PARAMS, table("replace"))[1]
+    noise = SeededMedian().plan_noise(PARAMS, table("replace"))[1]
     for select, least, most in ((stable_bins.select_bins, 0.0, 0.15), (every_cell, 0.99, 1.0)):
         with mock.patch.object(seeded_median, "select_bins", select):
             a, b = (
@@ -223,7 +223,7 @@ def test_cells_around_zero_are_one() -> None:
     """Data on both sides of 0 need as few rows as elsewhere, and the window reaches as far to both
     sides.
     """
-    noise = SeededMedian()._plan_rounds(PARAMS, table("replace"))[1]
+    noise = SeededMedian().plan_noise(PARAMS, table("replace"))[1]
     split = BinCounts(np.array([-1.0, 0.0, 9.0]), np.array([20, 20, 30]))
     window = SeededMedian()._find_window(split, 10, noise, SystemSource())
     assert window == Window(-30, 0, 2**41)
@@ -289,7 +289,7 @@ def test_planned_rows_find_a_window() -> None:
     """
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
     declared = table("replace")
-    pairs, cells, _ = SeededMedian()._plan_rounds(params, declared)
+    pairs, cells, _ = SeededMedian().plan_noise(params, declared)
     planned = rows_for_window(pairs, cells)
     assert planned < 430
     note = SeededMedian().error_bound(params, declared).note

@@ -23,8 +23,10 @@ matching; two rows more make up for those left out.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 
+from dpflow.core.accounting.bisection import least_integer
 from dpflow_interior_point.building_blocks.column_scale import PARTNERS
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 
@@ -156,16 +158,6 @@ def proved_rows_for_median(
     return math.ceil(max(slice_, 512 * c**2 * math.log(8 / beta) / alpha**2))
 
 
-def _least_rows(floor: float, failure: object, beta: float) -> int:
+def _least_rows(floor: float, failure: Callable[[float], float], beta: float) -> int:
     """Two more than the least n from ``floor`` on with failure(n) <= beta; failure falls."""
-    assert callable(failure)
-    # doubling, then bisection: failure falls with n, so the first n that holds is the least
-    low, high = 0, max(1, math.ceil(floor))
-    if failure(high) <= beta:
-        return high + 2
-    while failure(high) > beta:
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if failure(middle) > beta else (low, middle)
-    return high + 2
+    return least_integer(lambda n: failure(n) <= beta, max(1, math.ceil(floor))) + 2

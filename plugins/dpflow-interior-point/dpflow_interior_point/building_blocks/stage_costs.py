@@ -16,16 +16,18 @@ so it is known to everybody; the plan is made for a noisy number.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import model_validator
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
-from dpflow.core.accounting.events import Approximate
+from dpflow.core.accounting.amounts import Epsilon
+from dpflow.core.accounting.events import Approximate, Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Params
+from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import OpenColumn, UnboundedValues
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.noisy_values import add_laplace
@@ -33,7 +35,11 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import half_width, scale_for
 from dpflow_interior_point.building_blocks import column_scale as pairing
 from dpflow_interior_point.building_blocks.column_scale import Rule
-from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
+from dpflow_interior_point.building_blocks.truncated_noise import (
+    TruncatedDelta,
+    TruncatedNoiseLaw,
+    count_noise,
+)
 
 COUNTING = Fraction(1, 16)  #: part of epsilon for a noisy number of rows, if one is needed
 
@@ -47,16 +53,8 @@ class OpenColumnParams(Params):
 
     column: str
     epsilon: Epsilon
-    delta: Delta
+    delta: TruncatedDelta
     by: str | None = None
-
-    @model_validator(mode="after")
-    def _check_delta(self) -> OpenColumnParams:
-        if not 0 < self.delta <= Fraction(1, 2):
-            raise ValueError(
-                "delta must be above 0 and at most 1/2, such as 1e-6: unknown bins need it"
-            )
-        return self
 
 
 class ScaleParams(OpenColumnParams):
@@ -97,9 +95,25 @@ def column_request(params: OpenColumnParams, table: Table) -> UnboundedValues:
     )
 
 
-def approximate_event(params: OpenColumnParams) -> Approximate:
-    """The whole (epsilon, delta), however many groups and stages share it."""
-    return Approximate(params.epsilon, params.delta)
+P = TypeVar("P", bound=OpenColumnParams)
+
+
+class OpenColumnMechanism(Mechanism[P]):
+    """A mechanism of an open column, whose stages and groups share (epsilon, delta)."""
+
+    @abstractmethod
+    def plan_noise(self, params: P, table: Table) -> Any:
+        """The noise of its stages, where rows must be counted. Raises `PlanRefused` beyond 2^50."""
+
+    def event(self, params: P, table: Table) -> Event:
+        """The whole (epsilon, delta), however many groups and stages share it."""
+        # Planned for its refusals: noise that cannot be drawn must not be charged.
+        self.plan_noise(params, table)
+        return Approximate(params.epsilon, params.delta)
+
+    def data_request(self, params: P, table: Table) -> UnboundedValues:
+        """The column without bounds, truncated to the declared rows and groups of a unit."""
+        return column_request(params, table)
 
 
 @dataclass(frozen=True)

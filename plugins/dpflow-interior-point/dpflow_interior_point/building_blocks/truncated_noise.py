@@ -27,19 +27,32 @@ from dataclasses import dataclass
 from decimal import ROUND_CEILING, Decimal, localcontext
 from fractions import Fraction
 from functools import lru_cache
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import AfterValidator
 
+from dpflow.core.accounting.amounts import Delta
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import MAX_SCALE, truncated_laplace
 from dpflow.core.toolbox.noise import half_width
-from dpflow.errors import InvalidAmount, PlanRefused
+from dpflow.errors import PlanRefused
 
 #: Of decimal arithmetic; doubles would round the condition on the radius either way.
 _DIGITS = 120
 #: Relative; more than all rounding below, always in favour of the privacy unit.
 _SLACK = Decimal("1e-60")
+
+
+def _check_delta(value: Fraction) -> Fraction:
+    if not 0 < value <= Fraction(1, 2):
+        raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
+    return value
+
+
+#: What truncated noise needs: above 0 and at most 1/2.
+TruncatedDelta = Annotated[Delta, AfterValidator(_check_delta)]
 
 
 @dataclass(frozen=True)
@@ -73,17 +86,15 @@ def count_noise(
     """The least noise that makes a histogram (epsilon, delta)-DP.
 
     Args:
-        epsilon, delta: the privacy cost; 0 < delta <= 1/2.
+        epsilon, delta: the privacy cost; delta is a `TruncatedDelta`.
         rows: the most by which one neighbour changes one count.
         exchange: whether it can raise counts and lower others, or only one of both.
         groups: counts that it can raise (and, with ``exchange``, as many that it can lower).
         total: the most by which it raises all of them together; None for ``groups`` x ``rows``.
 
     Raises:
-        InvalidAmount: delta outside (0, 1/2].
         PlanRefused: noise beyond 2^50.
     """
-    _check_delta(delta)
     sides = 2 if exchange else 1
     moved = groups * sides
     scale = Fraction(sides * (groups * rows if total is None else total)) / epsilon
@@ -107,7 +118,6 @@ def scalar_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> 
     """Continuous noise on one number, or on a vector of this L1 sensitivity: the exact condition,
     for comparison only.
     """
-    _check_delta(delta)
     with localcontext(prec=_DIGITS):
         e = _to_decimal(epsilon)
         return float(
@@ -117,7 +127,6 @@ def scalar_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> 
 
 def simple_radius(epsilon: Fraction, delta: Fraction, sensitivity: Fraction) -> float:
     """D (1 + ln(1/(2 delta)) / epsilon): sufficient for `scalar_radius`, easy to remember."""
-    _check_delta(delta)
     with localcontext(prec=_DIGITS):
         return float(
             _to_decimal(sensitivity)
@@ -129,7 +138,6 @@ def pair_radius(epsilon: Fraction, delta: Fraction, rows: int = 1) -> float:
     """Continuous noise on a histogram in which a neighbour lowers counts by ``rows`` and raises
     others by as many.
     """
-    _check_delta(delta)
     with localcontext(prec=_DIGITS):
         half = _to_decimal(epsilon) / 2
         d = 1 - (1 - _to_decimal(delta)).sqrt()
@@ -138,10 +146,3 @@ def pair_radius(epsilon: Fraction, delta: Fraction, rows: int = 1) -> float:
 
 def _to_decimal(value: Fraction) -> Decimal:
     return Decimal(value.numerator) / Decimal(value.denominator)
-
-
-def _check_delta(delta: Fraction) -> None:
-    if not 0 < delta <= Fraction(1, 2):
-        raise InvalidAmount(
-            f"truncated noise needs a delta above 0 and at most 1/2, not {delta}; write e.g. delta: 1e-6"
-        )

@@ -36,11 +36,9 @@ from typing import Any, TypeVar
 
 from pydantic import model_validator
 
-from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.printed_numbers import print_width
-from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, OpenColumn, UnboundedValues
+from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, OpenColumn
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
@@ -63,9 +61,9 @@ from dpflow_interior_point.building_blocks.interior_cell import (
 )
 from dpflow_interior_point.building_blocks.stage_costs import (
     GroupShare,
+    OpenColumnMechanism,
     RowCounts,
     ScaleParams,
-    approximate_event,
     column_request,
     has_public_size,
 )
@@ -247,7 +245,7 @@ class Method:
 P = TypeVar("P", bound=InteriorPointParams)
 
 
-class _Points(Mechanism[P]):
+class _Points(OpenColumnMechanism[P]):
     """What both mechanisms share."""
 
     citation = CITATION
@@ -257,15 +255,9 @@ class _Points(Mechanism[P]):
     def describe_place(self, params: P, method: Method, size: int, rows: str) -> str:
         """Where an answer lies among these rows, whose number is public or noisy."""
 
-    def event(self, params: P, table: Table) -> Event:
-        """The whole (epsilon, delta). Raises `PlanRefused` where noise is beyond 2^50."""
-        # Planned for its refusals: noise that cannot be drawn must not be charged.
-        Method.from_params(params, table, size_is_public=False)
-        return approximate_event(params)
-
-    def data_request(self, params: P, table: Table) -> UnboundedValues:
-        """The column without bounds, truncated to the declared rows and groups of a unit."""
-        return column_request(params, table)
+    def plan_noise(self, params: P, table: Table) -> Method:
+        """The stages where rows must be counted."""
+        return Method.from_params(params, table, size_is_public=False)
 
     def draw(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
         """Both rounds per group; the document holds the scale and noisy counts."""
@@ -315,7 +307,7 @@ class InteriorPoint(_Points[InteriorPointParams]):
 
     def error_bound(self, params: InteriorPointParams, table: Table) -> ErrorBound:
         """Rank error 1/2, which is certain; the note says how many rows an answer needs."""
-        method = Method.from_params(params, table, size_is_public=False)
+        method = self.plan_noise(params, table)
         rows = row_counts.rows_for_point(method.pairs, method.cells)
         note = f"never outside the range; about {rows} rows{_per_group(params)} are needed for an answer, else it is none"
         return ErrorBound({"rank (share of rows)": 0.5}, note)
@@ -347,7 +339,7 @@ class ApproximateMedian(_Points[ApproximateMedianParams]):
 
     def error_bound(self, params: ApproximateMedianParams, table: Table) -> ErrorBound:
         """Rank error alpha, which is certain; the note says how many rows an answer needs."""
-        method = Method.from_params(params, table, size_is_public=False)
+        method = self.plan_noise(params, table)
         alpha = params.largest_alpha
         rows = row_counts.rows_for_median(method.pairs, method.cells, alpha, params.margin)
         note = f"about {rows} rows{_per_group(params)} are needed for an answer, else it is none"

@@ -40,10 +40,8 @@ from fractions import Fraction
 
 import numpy as np
 
-from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, BinCounts, CellGrid, UnboundedValues
+from dpflow.core.contract.requests import Answer, BinCounts, CellGrid
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.noisy_values import draw_place
 from dpflow.core.sampling.randomness import Source
@@ -58,8 +56,8 @@ from dpflow_interior_point.building_blocks.column_scale import (
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
 from dpflow_interior_point.building_blocks.stage_costs import (
     GroupShare,
+    OpenColumnMechanism,
     OpenColumnParams,
-    approximate_event,
     column_request,
 )
 from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
@@ -73,7 +71,7 @@ class SeededMedianParams(OpenColumnParams):
     """As `OpenColumnParams`."""
 
 
-class SeededMedian(Mechanism[SeededMedianParams]):
+class SeededMedian(OpenColumnMechanism[SeededMedianParams]):
     """A median by the exponential mechanism in a window that two private rounds choose."""
 
     name = "seeded_median"
@@ -90,7 +88,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
     WIDE = 20  #: cells are 2^WIDE times as wide as the smallest difference of the class
     FINE = 40  #: and 2^FINE steps of the grid
 
-    def _plan_rounds(
+    def plan_noise(
         self, params: SeededMedianParams, table: Table
     ) -> tuple[TruncatedNoiseLaw, TruncatedNoiseLaw, Fraction]:
         """The noise of pairs and cells, and the exponential mechanism's rate per unit of cost."""
@@ -101,20 +99,11 @@ class SeededMedian(Mechanism[SeededMedianParams]):
         rate = (1 - sum(self.SHARES)) * share_of_group.epsilon / (2 * moved)
         return pairs.pair_noise(), cells.cell_noise(), rate
 
-    def event(self, params: SeededMedianParams, table: Table) -> Event:
-        """The whole (epsilon, delta), shared by the three rounds."""
-        self._plan_rounds(params, table)
-        return approximate_event(params)
-
-    def data_request(self, params: SeededMedianParams, table: Table) -> UnboundedValues:
-        """The column without bounds, truncated to the declared rows and groups of a unit."""
-        return column_request(params, table)
-
     def draw(
         self, params: SeededMedianParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """Scale, window and median of each group; a group without a window answers None."""
-        pairs, cells, rate = self._plan_rounds(params, table)
+        pairs, cells, rate = self.plan_noise(params, table)
         scales = [
             estimate_scale(values, pairs, 0, "argmax", source, self.OCTAVES).exponent
             for values in answer.sample_values(sample_size(pairs))
@@ -175,7 +164,7 @@ class SeededMedian(Mechanism[SeededMedianParams]):
 
     def error_bound(self, params: SeededMedianParams, table: Table) -> ErrorBound:
         """The rank error within a right window; nothing bounds the error outside it."""
-        pairs, cells, rate = self._plan_rounds(params, table)
+        pairs, cells, rate = self.plan_noise(params, table)
         rank = self._rank_error(rate)
         note = f"in rows, if the median lies in the window; about {rows_for_window(pairs, cells)} rows are needed"
         return ErrorBound({"rank (rows)": rank}, f"{note} for an answer")

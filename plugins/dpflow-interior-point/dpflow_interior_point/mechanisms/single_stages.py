@@ -12,10 +12,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.mechanism import Mechanism
-from dpflow.core.contract.requests import Answer, CellGrid, UnboundedValues
+from dpflow.core.contract.requests import Answer, CellGrid
 from dpflow.core.contract.results import ErrorBound, Result, Row
 from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
@@ -29,10 +27,10 @@ from dpflow_interior_point.building_blocks.column_scale import (
 from dpflow_interior_point.building_blocks.interior_cell import point_between
 from dpflow_interior_point.building_blocks.stage_costs import (
     GroupShare,
+    OpenColumnMechanism,
     OpenColumnParams,
     RowCounts,
     ScaleParams,
-    approximate_event,
     column_request,
     has_public_size,
 )
@@ -49,7 +47,7 @@ class EstimateFirstMomentParams(ScaleParams):
     rule: Rule = "largest"
 
 
-class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
+class EstimateFirstMoment(OpenColumnMechanism[EstimateFirstMomentParams]):
     """E|X - mean| of a column without bounds, up to a constant factor."""
 
     name = "estimate_first_moment"
@@ -57,29 +55,21 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
     version = 4
     citation = CITATION + ", Proposition 3.2"
 
-    def _plan_noise(
+    def plan_noise(
         self, params: EstimateFirstMomentParams, table: Table, *, size_is_public: bool = False
     ) -> tuple[RowCounts | None, TruncatedNoiseLaw]:
+        """Where the number of rows comes from, if it matters, and the noise of pairs."""
         share, sizes = GroupShare.for_group(params, table), None
         # only a threshold that is a share of all pairs needs their number
         if params.share:
             sizes, share = RowCounts.from_share(share, size_is_public)
         return sizes, share.pair_noise()
 
-    def event(self, params: EstimateFirstMomentParams, table: Table) -> Event:
-        """The whole (epsilon, delta), spent on the first stage."""
-        self._plan_noise(params, table)
-        return approximate_event(params)
-
-    def data_request(self, params: EstimateFirstMomentParams, table: Table) -> UnboundedValues:
-        """The column without bounds, truncated to the declared rows and groups of a unit."""
-        return column_request(params, table)
-
     def draw(
         self, params: EstimateFirstMomentParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """A power of two per group, in the measure of the column, or None with a status."""
-        sizes, noise = self._plan_noise(params, table, size_is_public=has_public_size(answer))
+        sizes, noise = self.plan_noise(params, table, size_is_public=has_public_size(answer))
         numbers = [0] * len(answer.rows) if sizes is None else sizes.draw_row_counts(answer, source)
         rows: list[Row] = []
         most = sample_size(noise)
@@ -99,7 +89,7 @@ class EstimateFirstMoment(Mechanism[EstimateFirstMomentParams]):
 
     def error_bound(self, params: EstimateFirstMomentParams, table: Table) -> ErrorBound:
         """No half-width: the factor depends on the distribution, and the note says how."""
-        _, noise = self._plan_noise(params, table)
+        _, noise = self.plan_noise(params, table)
         # 0.2: about the q of a heavy-tailed column in `row_counts.SHAPES`.
         rows = math.ceil(2 * (noise.radius + 3 * float(noise.scale)) / PARTNERS / 0.2)
         note = "a power of two, mostly 1 to 5 times the mean absolute deviation; dates count days, timestamps microseconds"
@@ -116,31 +106,22 @@ class FindInteriorPointParams(OpenColumnParams):
     least: Annotated[int, Field(ge=1, le=10**9)] = 1
 
 
-class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
+class FindInteriorPoint(OpenColumnMechanism[FindInteriorPointParams]):
     """An interior point at a given width."""
 
     name = "find_interior_point"
     summary = "a point between two occupied cells of a given width, or none"
     citation = CITATION + ", Proposition 3.8"
 
-    def event(self, params: FindInteriorPointParams, table: Table) -> Event:
-        """The whole (epsilon, delta), spent on the second stage."""
-        # Planned for its refusals: noise that cannot be drawn must not be charged.
-        GroupShare.for_group(params, table).cell_noise()
-        return approximate_event(params)
-
-    def data_request(self, params: FindInteriorPointParams, table: Table) -> UnboundedValues:
-        """The column without bounds, truncated to the declared rows and groups of a unit."""
-        return column_request(params, table)
+    def plan_noise(self, params: FindInteriorPointParams, table: Table) -> TruncatedNoiseLaw:
+        """The noise of cells."""
+        return GroupShare.for_group(params, table).cell_noise()
 
     def draw(
         self, params: FindInteriorPointParams, table: Table, answer: Answer, source: Source
     ) -> Result:
         """The best edge between two occupied cells of each group, or None with a status."""
-        noise, keys = (
-            GroupShare.for_group(params, table).cell_noise(),
-            column_request(params, table).keys,
-        )
+        noise, keys = self.plan_noise(params, table), column_request(params, table).keys
         cells = answer.count_cells(
             {code: CellGrid(params.exponent, least=params.least) for code in range(len(keys))}
         )
@@ -153,7 +134,7 @@ class FindInteriorPoint(Mechanism[FindInteriorPointParams]):
 
     def error_bound(self, params: FindInteriorPointParams, table: Table) -> ErrorBound:
         """Rank error 1/2, which is certain; the note says how many rows a cell needs."""
-        noise = GroupShare.for_group(params, table).cell_noise()
+        noise = self.plan_noise(params, table)
         rows = math.ceil(noise.radius + params.least - 1 + 3 * float(noise.scale))
         note = f"never outside the range; two cells need about {rows} rows each for an answer"
         return ErrorBound({"rank (share of rows)": 0.5}, note)

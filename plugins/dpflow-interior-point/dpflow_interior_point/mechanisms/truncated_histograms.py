@@ -20,9 +20,9 @@ import sys
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field, model_validator
+from pydantic import Field
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Approximate, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism, Params
@@ -32,20 +32,18 @@ from dpflow.core.sampling.randomness import Source
 from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks.interior_cell import finite_cells, lower_edge
 from dpflow_interior_point.building_blocks.stable_bins import select_bins
-from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw, count_noise
+from dpflow_interior_point.building_blocks.truncated_noise import (
+    TruncatedDelta,
+    TruncatedNoiseLaw,
+    count_noise,
+)
 
 
 class _CostParams(Params):
     """``epsilon``, ``delta``: the privacy cost."""
 
     epsilon: Epsilon
-    delta: Delta
-
-    @model_validator(mode="after")
-    def _check_delta(self) -> _CostParams:
-        if not 0 < self.delta * 2 <= 1:
-            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
-        return self
+    delta: TruncatedDelta
 
     def noise_for(self, table: Table, request: GroupedSums | UnboundedValues) -> TruncatedNoiseLaw:
         """Noise for counts of which a unit reaches the request's groups, with its rows in each."""

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, FiniteFloat, model_validator
 
-from dpflow.core.accounting.amounts import Delta, Epsilon
+from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.contract.calculator import Sheet, list_calculators
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.strict_models import Exact
@@ -17,6 +17,7 @@ from dpflow_interior_point import CITATION
 from dpflow_interior_point.building_blocks import row_counts
 from dpflow_interior_point.building_blocks.stage_costs import COUNTING, GroupShare
 from dpflow_interior_point.building_blocks.truncated_noise import (
+    TruncatedDelta,
     TruncatedNoiseLaw,
     count_noise,
     pair_radius,
@@ -36,15 +37,9 @@ class NoiseParams(Params):
     """
 
     epsilon: Epsilon = Fraction(1)
-    delta: Delta = Fraction(1, 10**6)
+    delta: TruncatedDelta = Fraction(1, 10**6)
     neighbours: Literal["replace", "add-remove"] = "replace"
     rows: Count = 1
-
-    @model_validator(mode="after")
-    def _check_delta(self) -> NoiseParams:
-        if not 0 < self.delta * 2 <= 1:
-            raise ValueError("delta must be above 0 and at most 1/2, such as 1e-6")
-        return self
 
     @property
     def exchange(self) -> bool:

@@ -12,7 +12,7 @@ atoms too.
 
 Hard columns: ``log_spread`` puts every value at a scale of its own and ``random_bits`` takes
 doubles as they come; on few rows no private method can answer there. ``hard_median`` puts a share h
-at each end of (low, high) and the rest from another column: its normalised variance is at most 1/(2
+at each end of (-1, 1) and the rest from another column: its normalised variance is at most 1/(2
 h)^2, so an interior point is easy, but for h just below 1/2 - alpha an alpha-approximate median is
 an interior point of the other column (Section 1.1 of the paper).
 """
@@ -81,10 +81,10 @@ def is_approximate_median(values: ArrayLike, point: float, alpha: Fraction) -> b
     return bool(np.count_nonzero(x <= point) >= least and np.count_nonzero(x >= point) >= least)
 
 
-def log_spread(n: int, source: Source, low: float = -900, high: float = 900) -> Floats:
-    """Values +-2^U with U uniform between ``low`` and ``high``."""
+def log_spread(n: int, source: Source, high: float = 900) -> Floats:
+    """Values +-2^U with U uniform between -900 and ``high``."""
     signs = 1.0 - 2.0 * (source.draw_words(n) & np.uint64(1))
-    return np.asarray(signs * np.exp2(low + (high - low) * _draw_uniform(n, source)))
+    return np.asarray(signs * np.exp2((high + 900) * _draw_uniform(n, source) - 900))
 
 
 def random_bits(n: int, source: Source) -> Floats:
@@ -96,21 +96,14 @@ def random_bits(n: int, source: Source) -> Floats:
     return values
 
 
-def hard_median(
-    inner: ArrayLike, share: float, source: Source, low: float = -1, high: float = 1
-) -> Floats:
-    """Each of the values, replaced by ``low`` with probability ``share`` and by ``high`` with the
-    same probability.
+def hard_median(inner: Floats, share: float, source: Source) -> Floats:
+    """Each of the values, replaced by -1 with probability ``share`` and by 1 with the same
+    probability.
 
     Values must lie strictly between both, the share strictly between 0 and 1/2.
     """
-    x = _finite_array(inner)
-    if not 0 < share < 0.5 or not (low < x.min() and x.max() < high):
-        raise InvalidInput(
-            "a hard median needs a share strictly between 0 and 1/2, and values strictly between its ends"
-        )
-    u = _draw_uniform(len(x), source)
-    return np.where(u < share, low, np.where(u < 2 * share, high, x))
+    u = _draw_uniform(len(inner), source)
+    return np.where(u < share, -1.0, np.where(u < 2 * share, 1.0, inner))
 
 
 def _draw_uniform(n: int, source: Source) -> Floats:
