@@ -403,8 +403,6 @@ def test_the_command_line_plans(tmp_path: Path) -> None:
     ):
         with pytest.raises((InvalidDeclaration, InvalidAmount), match=next(iter(given))):
             sheet(name, **given)
-    with pytest.raises(InvalidInput, match="1/4"):
-        prediction_sizes.error_floor(10, 1, 0.1, 1)
 
 
 def test_a_certificate_counts_delta_and_says_its_premise() -> None:

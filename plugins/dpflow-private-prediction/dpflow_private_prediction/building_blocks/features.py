@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,26 +19,32 @@ from numpy.typing import NDArray
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
+from dpflow.core.contract.prediction import PredictionMechanism
 from dpflow.core.contract.requests import RecordArrays, Records
 from dpflow.errors import PlanRefused
 
+P = TypeVar("P", bound=Any)
 MOST_LABELS = 1000
 # Rows filled at once: few fit into the cache, many make threads wait less for Python's lock.
 BLOCK = 32768
 
 
-def request_records(table: Table, features: Sequence[str], label: str) -> Records:
-    """The request for the rows of features and label. Raises where a column has neither bounds nor
-    keys.
-    """
-    for name in (*features, label):
-        if table.column(name).public_keys is None:
-            table.bounded_column(name)
-    if label in features or len(set(features)) != len(features):
-        raise PlanRefused(
-            "the label is not a feature, and each feature is named once; correct features and label"
-        )
-    return Records((*features, label), table.contribution_bounds.rows)
+class LearnsLabel(PredictionMechanism[P]):
+    """A session that learns the column ``label`` from features."""
+
+    def training_records(self, params: P, table: Table) -> Records:
+        """Features and label, at most the declared rows of each privacy unit. Raises `PlanRefused` where
+        a column has neither bounds nor keys.
+        """
+        names, label = params.features, params.label
+        for name in (*names, label):
+            if table.column(name).public_keys is None:
+                table.bounded_column(name)
+        if label in names or len(set(names)) != len(names):
+            raise PlanRefused(
+                "the label is not a feature, and each feature is named once; correct features and label"
+            )
+        return Records((*names, label), table.contribution_bounds.rows)
 
 
 def list_labels(table: Table, name: str) -> tuple[Any, ...]:

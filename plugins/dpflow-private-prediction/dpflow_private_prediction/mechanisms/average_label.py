@@ -22,8 +22,7 @@ from typing import Any, Literal
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
-from dpflow.core.contract.prediction import PredictionMechanism
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import uniform_integers
 from dpflow_private_prediction.building_blocks import answer_noise, features
@@ -44,7 +43,7 @@ class AverageParams(VoteParams):
     noise: Noise = "laplace"
 
 
-class PredictAverage(PredictionMechanism[AverageParams]):
+class PredictAverage(features.LearnsLabel[AverageParams]):
     """Which of two labels does a point have?"""
 
     name = "predict_average"
@@ -57,10 +56,6 @@ class PredictAverage(PredictionMechanism[AverageParams]):
         features.check_two_labels(table, params.label, self.name)
         learner_factory("classifier", params.learner, params.options)
         return answer_noise.noise_event(params.noise, 1, params.epsilon)
-
-    def training_records(self, params: AverageParams, table: Table) -> Records:
-        """Features and label, at most the declared rows of each privacy unit."""
-        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: AverageParams, table: Table, answer: Answer, source: Source) -> Shards:
         """One classifier for each shard of units; they stay in this process."""

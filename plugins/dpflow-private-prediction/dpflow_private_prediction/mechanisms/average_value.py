@@ -24,8 +24,8 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
-from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.prediction import PredictionParams
+from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
 from dpflow_private_prediction.building_blocks import answer_noise, features
@@ -59,7 +59,7 @@ class ValueParams(PredictionParams):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class PredictValue(PredictionMechanism[ValueParams]):
+class PredictValue(features.LearnsLabel[ValueParams]):
     """Which number does a point have?"""
 
     name = "predict_value"
@@ -79,10 +79,6 @@ class PredictValue(PredictionMechanism[ValueParams]):
             )
         learner_factory("regressor", params.learner, params.options)
         return answer_noise.noise_event(params.noise, _label_width(table, params), params.epsilon)
-
-    def training_records(self, params: ValueParams, table: Table) -> Records:
-        """Features and label, at most the declared rows of each privacy unit."""
-        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: ValueParams, table: Table, answer: Answer, source: Source) -> Shards:
         """One regressor for each shard of units; an empty shard answers the middle of the bounds."""

@@ -40,8 +40,8 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
-from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.prediction import PredictionParams
+from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
 from dpflow.errors import PlanRefused
@@ -77,7 +77,7 @@ class Weights:
     w: Vector = field(repr=False)
 
 
-class PredictLinear(PredictionMechanism[LinearParams]):
+class PredictLinear(features.LearnsLabel[LinearParams]):
     """Which number, or which probability of a label, does a point have?"""
 
     name = "predict_linear"
@@ -112,10 +112,6 @@ class PredictLinear(PredictionMechanism[LinearParams]):
                 "raise strength, or lower radius or size"
             )
         return answer_noise.noise_event(params.noise, answer_grid(params, table)[1], params.epsilon)
-
-    def training_records(self, params: LinearParams, table: Table) -> Records:
-        """Features and label, at most the declared rows of each privacy unit."""
-        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: LinearParams, table: Table, answer: Answer, source: Source) -> Weights:
         """One weight vector from all rows, at most ``size`` of them, by the declared method."""

@@ -26,8 +26,8 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
-from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
-from dpflow.core.contract.requests import Answer, Records
+from dpflow.core.contract.prediction import PredictionParams
+from dpflow.core.contract.requests import Answer
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_rows
 from dpflow_private_prediction.building_blocks import features
@@ -57,7 +57,7 @@ class VoteParams(PredictionParams):
     options: dict[str, Any] = Field(default_factory=dict)
 
 
-class PredictVote(PredictionMechanism[VoteParams]):
+class PredictVote(features.LearnsLabel[VoteParams]):
     """Which label does a point have?"""
 
     name = "predict_vote"
@@ -76,10 +76,6 @@ class PredictVote(PredictionMechanism[VoteParams]):
         features.list_labels(table, params.label)
         learner_factory("classifier", params.learner, params.options)
         return BoundedRange(params.epsilon)
-
-    def training_records(self, params: VoteParams, table: Table) -> Records:
-        """Features and label, at most the declared rows of each privacy unit."""
-        return features.request_records(table, params.features, params.label)
 
     def learn(self, params: VoteParams, table: Table, answer: Answer, source: Source) -> Shards:
         """One classifier for each shard of units; they stay in this process."""

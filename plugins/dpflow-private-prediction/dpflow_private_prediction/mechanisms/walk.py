@@ -40,7 +40,7 @@ from dpflow.core.accounting.amounts import Epsilon
 from dpflow.core.accounting.events import BoundedRange, Event
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.point_encoding import Codes
-from dpflow.core.contract.prediction import PredictionMechanism, PredictionParams
+from dpflow.core.contract.prediction import PredictionParams
 from dpflow.core.contract.requests import Answer, Records
 from dpflow.core.contract.strict_models import Exact
 from dpflow.core.sampling.randomness import Source
@@ -149,7 +149,7 @@ def clipped_walk(steps: Ints, clip: int) -> Ints:
     return flat
 
 
-class PredictWalk(PredictionMechanism[WalkParams]):
+class PredictWalk(features.LearnsLabel[WalkParams]):
     """On which side of a threshold, or in which of some intervals, is a point?"""
 
     name = "predict_walk"
@@ -168,7 +168,7 @@ class PredictWalk(PredictionMechanism[WalkParams]):
             raise PlanRefused(
                 f"{self.name} walks along one bounded column; name one in features, or use predict_vote"
             )
-        return features.request_records(table, params.features, params.label)
+        return super().training_records(params, table)
 
     def learn(self, params: WalkParams, table: Table, answer: Answer, source: Source) -> Walk:
         """The clipped walk over all rows that have a public label."""

@@ -9,8 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, inf, log, sqrt
 
-from dpflow.errors import InvalidInput
-
 
 def transfer_bound(epsilon: float, delta: float, mean: float, largest: float) -> float:
     """Lemma 6.3: E[U] <= exp(epsilon) E[V] + delta B for (epsilon, delta)-close U and V in [0, B]."""
@@ -31,10 +29,6 @@ def tail_factor(epsilon: float, beta: float) -> float:
     F = min over whole k >= 1 of exp(ln(1/beta)/k + k epsilon); the paper's exp(2 sqrt(epsilon
     ln(1/beta))) has k real.
     """
-    if not (0 < epsilon < inf and 0 < beta < 1):
-        raise InvalidInput(
-            f"a tail needs epsilon above 0 and beta in (0, 1), not {epsilon} and {beta}"
-        )
     spare = log(1 / beta)
     first = max(1, int(sqrt(spare / epsilon)))
     return min(exp(min(700.0, spare / k + k * epsilon)) for k in (first, first + 1))

@@ -2,7 +2,7 @@
 predictions get?
 
 Symbols: alpha error, beta failure probability, d VC dimension (k change points on a line), e the
-epsilon of one prediction, R, L_f, L_l radius and Lipschitz constants of a convex problem.
+epsilon of one prediction, R the radius of a convex problem whose losses have slope 1 at most.
 Neighbours differ in one row. Sizes of base learners are standard results with explicit constants;
 the paper has them as O(.). Everything is a float computation for planning: the ledger's own
 accounts decide what is spent.
@@ -18,8 +18,8 @@ from typing import Literal
 import numpy as np
 
 from dpflow.core.accounting import composition
+from dpflow.core.accounting.bisection import bisect_reals, least_integer
 from dpflow.core.accounting.composition import Number
-from dpflow.errors import InvalidInput
 
 Account = Literal["basic", "advanced", "zcdp", "zcdp of a vote"]
 #: Each account is a theorem on k equal steps, with its premise; ``zcdp`` is the closed form.
@@ -55,7 +55,7 @@ def prediction_count(epsilon: Number, delta: float, one: Number, account: Accoun
     """How many predictions of epsilon ``one`` fit into (epsilon, delta)."""
     if total_epsilon(one, delta, 1, account) > epsilon:
         return 0
-    return _smallest_integer(lambda m: total_epsilon(one, delta, m + 1, account) > epsilon)
+    return least_integer(lambda m: total_epsilon(one, delta, m + 1, account) > epsilon)
 
 
 # --- base learners --------------------------------------------------------------------------------------------------------
@@ -77,7 +77,7 @@ def closed_form(alpha: float, beta: float, d: int) -> int:
 
 def sauer_rows(alpha: float, beta: float, d: int) -> int:
     """The same, tighter: the least m >= 8/a with 2 sum_{i<=d} C(2m, i) 2^(-a m/2) <= b."""
-    return _smallest_integer(
+    return least_integer(
         lambda m: log(2) + log_subsets(d, 2 * m) - alpha * m / 2 * log(2) <= log(beta),
         max(1, ceil(8 / alpha)),
     )
@@ -97,9 +97,7 @@ def agnostic_rows(alpha: float, beta: float, d: int) -> int:
     """Rows with which empirical risk minimisation is within alpha of the best: 4 sum C(2m, i)
     exp(-m a^2/32) <= b.
     """
-    return _smallest_integer(
-        lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta)
-    )
+    return least_integer(lambda m: log(4) + log_subsets(d, 2 * m) - m * alpha**2 / 32 <= log(beta))
 
 
 def log_subsets(d: int, n: int) -> float:
@@ -155,13 +153,8 @@ def vote_error(
     def enough(alpha: float) -> bool:
         return vote_dealt(alpha, beta, e, learner) <= rows
 
-    low, high = 0.0, 1.0 - 1e-9
-    if not enough(high):
-        return None
-    while high - low > 1e-6:
-        middle = (low + high) / 2
-        low, high = (low, middle) if enough(middle) else (middle, high)
-    return high
+    largest = 1.0 - 1e-9
+    return bisect_reals(enough, 0.0, largest, 20)[1] if enough(largest) else None
 
 
 def average_rows(alpha: float, beta: float, e: float, d: int) -> tuple[int, int]:
@@ -197,35 +190,21 @@ def walk_agnostic(alpha: float, e: float, changes: int) -> tuple[float, int, int
     return lower, *walk_rows(alpha / 3, lower, changes)
 
 
-def strongly_convex(
-    excess: float, e: float, strength: float, slope: float = 1, loss: float = 1
-) -> int:
-    """Rows for `predict_linear` with a strongly convex loss, Corollary 4.10; ``slope`` L_f,
-    ``loss`` L_l.
-    """
-    return ceil(4 * slope**2 * loss**2 * (1 + 1 / e) / (strength * excess) - 1e-9)
+def strongly_convex(excess: float, e: float, strength: float) -> int:
+    """Rows for `predict_linear` with a strongly convex loss, Corollary 4.10."""
+    return ceil(4 * (1 + 1 / e) / (strength * excess) - 1e-9)
 
 
-def regularised_rows(
-    excess: float, e: float, radius: float = 1, slope: float = 1, loss: float = 1
-) -> int:
+def regularised_rows(excess: float, e: float, radius: float) -> int:
     """Rows for `predict_linear`, method regularised, Corollary 4.11: no dimension in it."""
-    return ceil(16 * (radius * slope * loss) ** 2 * (1 + e) / (e * excess**2) - 1e-9)
+    return ceil(16 * radius**2 * (1 + e) / (e * excess**2) - 1e-9)
 
 
-def sgd_rows(
-    excess: float,
-    e: float,
-    smooth: float = 0.25,
-    radius: float = 1,
-    slope: float = 1,
-    loss: float = 1,
-    c: float = 4,
-) -> int:
+def sgd_rows(excess: float, e: float, smooth: float, radius: float, c: float = 4) -> int:
     """Rows for `predict_linear`, method sgd, Corollary 4.13; c = 4 for the rate that holds, 1 as
     the paper prints it.
     """
-    linear, square = 2 * radius * slope * loss, c * smooth * (radius * slope / e) ** 2
+    linear, square = 2 * radius, c * smooth * (radius / e) ** 2
     u = (sqrt(linear**2 + 4 * square * excess) - linear) / (2 * square)
     return ceil(1 / u**2)
 
@@ -244,10 +223,6 @@ def error_floor(n: int, d: int, alpha: float, e: float, delta: float = 0.0) -> f
     """The least mean error on the hard points of Theorem 2.2, for any (e, delta)-DP prediction, n rows,
     alpha <= 1/4.
     """
-    if not 0 < alpha <= 0.25 or d < 2:
-        raise InvalidInput(
-            f"the hard instance needs alpha in (0, 1/4] and d of 2 or more, not {alpha} and {d}"
-        )
     p = 4 * alpha / (d - 1)
     return _floor(lambda t: _binomial_mass(n, p, t), n, n * p, e, delta)
 
@@ -263,10 +238,7 @@ def least_copies(e: float, delta: float = 0.0) -> float:
     low, high = 1e-9, 1.0
     while error(high) > 1 / 3:
         low, high = high, 2 * high
-    for _ in range(60):
-        middle = (low + high) / 2
-        low, high = (middle, high) if error(middle) > 1 / 3 else (low, middle)
-    return high
+    return bisect_reals(lambda mu: error(mu) <= 1 / 3, low, high)[1]
 
 
 def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta: float) -> float:
@@ -287,15 +259,3 @@ def _floor(mass: Callable[[int], float], most: int, mean: float, e: float, delta
 def _binomial_mass(n: int, p: float, t: int) -> float:
     ways = math.lgamma(n + 1) - math.lgamma(t + 1) - math.lgamma(n - t + 1)
     return exp(ways + t * log(p) + (n - t) * math.log1p(-p)) if p < 1 else float(t == n)
-
-
-def _smallest_integer(holds: Callable[[int], bool], least: int = 1) -> int:
-    """The smallest integer from ``least`` on for which a monotone statement holds."""
-    high = least
-    while not holds(high):
-        high *= 2
-    low = max(least - 1, high // 2)
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
