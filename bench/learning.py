@@ -15,13 +15,13 @@ from fractions import Fraction
 import numpy as np
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.prefix_tree import build_tree
-from dpflow_private_learning.building_blocks.rec_concave import split_budget
+from dpflow_private_learning.building_blocks.rec_concave import rec_concave, split_budget
 from dpflow_private_learning.building_blocks.row_bounds import san_thresholds_rows
 from dpflow_private_learning.building_blocks.san_thresholds import plan_calls, san_thresholds
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import StepFunction
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
-from dpflow_private_learning.mechanisms.learn_thresholds import learn_threshold
+from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
 from bench.timing import medians, show
 from dpflow.core.sampling.randomness import SystemSource
@@ -69,9 +69,8 @@ def thresholds() -> None:
     for levels in (1, 2, 3):
         step = split_budget(2**64, levels, ONE, MILLIONTH)
         start = time.perf_counter()
-        cut, _ = learn_threshold(
-            x, labels, 2**64, VALUES, Fraction(1, 20), step, SpendLog(SystemSource())
-        )
+        score, calls = threshold_score(x, labels, 2**64), SpendLog(SystemSource())
+        cut, _ = rec_concave(score, Fraction(VALUES), Fraction(1, 20), step, calls)
         seconds = time.perf_counter() - start
         wrong = (
             ((x.astype(object) < cut) != labels).mean()

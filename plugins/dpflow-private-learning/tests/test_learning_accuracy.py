@@ -345,10 +345,7 @@ def test_label_private_sizes_and_accuracy() -> None:
     """n = 7,384 (3,470 as printed), 8,392 rows suffice where the theorem asks 1,169,321; no failure
     measured.
     """
-    assert (
-        needed.label_private_sample(1, 0.1, 0.1),
-        needed.label_private_sample(1, 0.1, 0.1, False),
-    ) == (7384, 3470)
+    assert needed.label_private_sample(1, 0.1, 0.1) == 7384
     assert math.ceil(needed.label_private_rows(7385, 7384, 0.1, 0.1, 1)) == 8392
     assert math.ceil(needed.label_private_theorem(1, 0.1, 0.1, 1)) == 1_169_321
     columns = {

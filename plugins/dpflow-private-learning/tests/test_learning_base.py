@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from collections.abc import Sequence
 from fractions import Fraction as F
 
@@ -21,13 +20,13 @@ from dpflow_private_learning.building_blocks.log_bounds import (
     iterated_log,
     log_star,
     log_star_of,
-    tail_above,
 )
 from dpflow_private_learning.building_blocks.rec_concave import Step
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import StepFunction, offsets
 from dpflow_private_learning.mechanisms.learn_thresholds import threshold_score
 
+from dpflow.core.toolbox.partition_selection import tail_above
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
@@ -104,17 +103,6 @@ def test_iterated_logarithms() -> None:
         for d, n in ((16, 9), (32, 9), (64, 9), (64, 2), (5, 9))
     ] == [2, 2, 3, 2, 1]
     assert ceil_log2(33) == 6 and iterated_log(16, 2) == 4.0
-
-
-def test_noise_tail_is_the_least_that_holds() -> None:
-    for scale, failure in ((F(2), F(1, 100)), (F(1, 3), F(1, 2)), (F(17), F(1, 10**6))):
-        k, a = tail_above(scale, failure), math.exp(-1 / scale)
-        assert a**k / (1 + a) <= failure
-        assert k == 0 or a ** (k - 1) / (1 + a) > failure
-    begun = time.thread_time()
-    for scale in (F(1, 101), F(1, 10**6), F(1, 10**9)):
-        assert [tail_above(scale, failure) for failure in (F(1, 2), F(1), F(1, 10**6))] == [1, 0, 1]
-    assert time.thread_time() - begun < 1
 
 
 def test_exponential_weights() -> None:

@@ -105,10 +105,6 @@ class RectangleRule(Rule):
     lower: tuple[int, ...]
     upper: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "lower", tuple(self.lower))
-        object.__setattr__(self, "upper", tuple(self.upper))
-
     def predict(self, x: NDArray[Any]) -> Bools:
         within = (x >= np.array(self.lower)) & (x <= np.array(self.upper))
         return np.asarray(within.all(axis=1), bool)

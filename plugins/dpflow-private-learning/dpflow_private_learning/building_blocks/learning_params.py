@@ -163,6 +163,10 @@ def literal_event(
 class ReadsLabels:
     """A mechanism that reads one bounded column with its labels."""
 
+    def feature_columns(self, params: Any) -> Sequence[str]:
+        """The column that a rule reads."""
+        return (params.column,)
+
     def data_request(self, params: Any, table: Table) -> Records:
         """Values and labels, at most the declared rows of each privacy unit."""
         table.bounded_column(params.column)

@@ -54,13 +54,3 @@ def iterated_log_up(power: int, times: int) -> int:
 def ln_up(x: Fraction) -> Fraction:
     """An upper bound of ln x, for x > 0, with a relative excess of 1e-40; 0 for x <= 1."""
     return renyi.log_up(x) if x > 1 else Fraction(0)
-
-
-def tail_above(scale: Fraction, failure: Fraction) -> int:
-    """A k >= 0 with Pr[Z >= k] = a^k/(1+a) <= failure, a = exp(-1/scale), for discrete Laplace
-    noise; the least but for 1e-40.
-    """
-    # exp_up makes a too small, so the logarithm is too large: k errs upwards, towards privacy. Below 1e-43 a is taken
-    # for 0, as its fraction would have a million digits.
-    a = 1 / renyi.exp_up(1 / scale) if scale * 100 > 1 else Fraction(0)
-    return max(0, math.ceil(scale * ln_up(1 / (failure * (1 + a)))))

@@ -32,12 +32,27 @@ def ln(x: float) -> float:
     return math.log(x)
 
 
+def realisable_rows(vc: int, alpha: Real, beta: Real) -> float:
+    """(8/alpha)(VC ln(16/alpha) + ln(2/beta)): every hypothesis right on all rows errs at most
+    alpha (Theorem 2.13).
+    """
+    a = float(alpha)
+    return 8 / a * (vc * ln(16 / a) + ln(2 / float(beta)))
+
+
+def agnostic_rows(vc: int, alpha: Real, beta: Real) -> float:
+    """(50 VC/alpha^2) ln(1/(alpha beta)): all errors on the rows are within alpha of the true ones
+    (Theorem 2.14).
+    """
+    a, b = float(alpha), float(beta)
+    return 50 * vc / a**2 * ln(1 / (a * b))
+
+
 def generalisation_rows(alpha: Real, beta: Real, vc: int = 1) -> float:
     """Rows from which an empirical error of alpha/2 means a true error of alpha, with failure
     beta/2 (Theorem 2.14).
     """
-    a, b = float(alpha), float(beta)
-    return 200 * vc / a**2 * ln(4 / (a * b))
+    return agnostic_rows(vc, float(alpha) / 2, float(beta) / 2)
 
 
 def exponential_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
@@ -101,15 +116,6 @@ def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves:
     """A smaller number that suffices for the repaired point learner, by the same argument."""
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     return max(2 / a * (moves + moves / e * (ln(1 / (2 * d)) + ln(1 / b))), 8 / a * ln(2 / b))
-
-
-def half_width(scale: Fraction, failure: float = 0.05) -> int:
-    """The least t with Pr[|Z| > t] <= failure for discrete Laplace noise; for reports, never for a
-    guarantee.
-    """
-    # Below a scale of 1/700 the noise is 0 in any float, and so is the half-width.
-    q = math.exp(-1 / float(scale)) if scale > Fraction(1, 700) else 0.0
-    return max(0, math.ceil(float(scale) * ln(2 / (failure * (1 + q))) - 1)) if q else 0
 
 
 def san_points_rows(
@@ -210,12 +216,12 @@ def rectangle_rows(columns: int, alpha: Real, beta: Real, epsilon: Real, moves: 
     return 8 * columns / float(alpha) * cell_count(columns, alpha) * (2 * nu + 1)
 
 
-def label_private_sample(vc: int, alpha: Real, beta: Real, repaired: bool = True) -> int:
+def label_private_sample(vc: int, alpha: Real, beta: Real) -> int:
     """n of Figure 13: rows whose points make the class finite; the paper's n is half, and misses
     its error by two.
     """
-    a, f = float(alpha), 2 if repaired else 1
-    return math.ceil(32 * f / a * (vc * ln(64 * f / a) + ln(8 / float(beta))))
+    a = float(alpha)
+    return math.ceil(64 / a * (vc * ln(128 / a) + ln(8 / float(beta))))
 
 
 def labelling_count(vc: int, points: int) -> float:

@@ -28,7 +28,8 @@ from fractions import Fraction
 
 from dpflow.core.accounting import renyi
 from dpflow.core.sampling.noisy_values import add_laplace
-from dpflow_private_learning.building_blocks.log_bounds import ln_up, tail_above
+from dpflow.core.toolbox.partition_selection import tail_above
+from dpflow_private_learning.building_blocks.log_bounds import ln_up
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 
 

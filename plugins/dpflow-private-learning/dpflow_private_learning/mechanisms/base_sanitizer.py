@@ -4,6 +4,7 @@ number of rows.
 
 from __future__ import annotations
 
+import math
 from fractions import Fraction
 from typing import Any
 
@@ -39,6 +40,11 @@ def sanitize_column(
         return build_tree(values, counts, end, rows, alpha, epsilon, moves, calls)
     plan = plan_rounds("exponential", end + 1, 1, alpha, beta, rows, epsilon, Fraction(0), "tight")
     return make_proper(peel_values(values, counts, end, plan, calls), rows, alpha, end)[0]
+
+
+def count_rounds(rules: Rules, alpha: Fraction, end: int) -> int:
+    """Rounds of peeling, or levels of the tree, that share epsilon."""
+    return math.ceil(2 / alpha) if rules == "points" else max((end + 1).bit_length(), 1)
 
 
 def rows_for(

@@ -112,10 +112,6 @@ def count_right(
 class _ByScore(Learner[Any]):
     """What both mechanisms share: labels, records, the event."""
 
-    def feature_columns(self, params: Any) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return tuple(params.columns)
-
     def counts_rows(self, params: Any, table: Table) -> bool:
         """Rows decide only what is printed."""
         return False

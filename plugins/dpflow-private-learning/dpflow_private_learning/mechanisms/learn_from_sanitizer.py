@@ -15,8 +15,6 @@ When not to use it: to learn one rule once: `learn_class` needs far fewer rows.
 
 from __future__ import annotations
 
-import math
-
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import Result, Row
@@ -30,6 +28,7 @@ from dpflow_private_learning.building_blocks.hypotheses import (
     ThresholdRule,
     describe_rule,
 )
+from dpflow_private_learning.building_blocks.row_bounds import agnostic_rows
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.mechanisms.sanitize_labelled import (
     Labelled,
@@ -50,14 +49,10 @@ class LearnFromSanitizer(Labelled, Learner[SanitizeLabelledParams]):
     )
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 5.3, Theorem 5.5"
 
-    def feature_columns(self, params: SanitizeLabelledParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return (params.column,)
-
     def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:
         """The share of fresh rows that the best rule on synthetic rows gets wrong beyond the best."""
-        sanitized, a, b = super().promise(params, table), float(params.alpha), float(params.beta)
-        rows = max(sanitized.rows, 50 / a**2 * math.log(1 / (a * b)))
+        sanitized = super().promise(params, table)
+        rows = max(sanitized.rows, agnostic_rows(1, params.alpha, params.beta))
         what = f"{WRONG} beyond the best, fresh ones"
         theorem = "Lemma 5.3, Theorem 5.5"
         return ErrorPromise(
@@ -70,7 +65,7 @@ class LearnFromSanitizer(Labelled, Learner[SanitizeLabelledParams]):
         """Sanitize labelled rows, then take the best rule on them, which costs nothing more."""
         column, low, end = common.domain(table, params.column)
         calls = SpendLog(source)
-        halves, _ = self.sanitize_halves(params, table, answer, calls)
+        halves = self.sanitize_halves(params, table, answer, calls)
         best = best_rule(params.rules, halves, end)
         # The sanitizer counts positions from the lowest value; a rule speaks of grid integers.
         shifted: Rule = ThresholdRule(low + best.below) if isinstance(best, ThresholdRule) else best

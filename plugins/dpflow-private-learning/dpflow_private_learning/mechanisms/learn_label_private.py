@@ -68,10 +68,6 @@ class LearnLabelPrivate(Learner[LearnLabelPrivateParams]):
     summary = "learn points, thresholds or rectangles where features are public and only labels are protected"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 6.2, Figure 13; sample size repaired"
 
-    def feature_columns(self, params: LearnLabelPrivateParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return params.columns
-
     def event_at_rows(self, params: LearnLabelPrivateParams, table: Table) -> Event:
         """Bounded range epsilon for the labels. Raises `PlanRefused` if a feature is not public."""
         common.check_label(table, params.label)

@@ -57,10 +57,6 @@ class LearnPoints(common.ReadsLabels, Learner[LearnPointsParams]):
     summary = "learn which single value of a column is positive, with rows independent of the column's range"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Lemma 3.2, Remark 3.3; stability repaired"
 
-    def feature_columns(self, params: LearnPointsParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return (params.column,)
-
     def counts_rows(self, params: LearnPointsParams, table: Table) -> bool:
         """Rows decide only what is printed."""
         return False

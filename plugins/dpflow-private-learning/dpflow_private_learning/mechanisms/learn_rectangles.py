@@ -89,10 +89,6 @@ class LearnRectangles(Learner[LearnRectanglesParams]):
     summary = "learn a rectangle of several columns: sanitize each column, find the outermost cells with positive rows"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.22, after Kearns 1998; completed here"
 
-    def feature_columns(self, params: LearnRectanglesParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return params.columns
-
     def _part_budget(
         self, params: LearnRectanglesParams, table: Table
     ) -> tuple[Fraction, Fraction]:

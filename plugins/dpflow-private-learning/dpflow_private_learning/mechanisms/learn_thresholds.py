@@ -84,21 +84,6 @@ def threshold_score(x: NDArray[Any], labels: NDArray[np.bool_], end: int) -> Ste
     return StepFunction.from_runs(starts, end, right)
 
 
-def learn_threshold(
-    x: NDArray[Any],
-    labels: NDArray[np.bool_],
-    end: int,
-    rows: int,
-    alpha: Fraction,
-    step: Step,
-    calls: SpendLog,
-) -> tuple[int, bool]:
-    """j in 0..end for positions x in 0..end-1, and whether it is only a fallback; alpha is the
-    error wanted on the rows.
-    """
-    return rec_concave(threshold_score(x, labels, end), Fraction(rows), alpha, step, calls)
-
-
 class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
     """A cut of one column that tells positive rows from negative ones."""
 
@@ -106,10 +91,6 @@ class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
     job = "rule"
     summary = "learn a cut of one column: positive below it (RecConcave, or the exponential mechanism where that is better)"
     citation = "Beimel, Nissim, Stemmer 2013/2016, Theorem 3.18; McSherry, Talwar 2007"
-
-    def feature_columns(self, params: LearnThresholdsParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return (params.column,)
 
     def _recursion_step(self, params: LearnThresholdsParams, table: Table) -> tuple[int, Step]:
         common.check_label(table, params.label)
@@ -157,9 +138,8 @@ class LearnThresholds(common.ReadsLabels, Learner[LearnThresholdsParams]):
         calls = SpendLog(source)
         x = offsets(answer.columns[params.column], low)
         labels = common.positive_rows(answer.columns[params.label])
-        j, fallback = learn_threshold(
-            x, labels, end, params.rows or 1, params.alpha / 2, step, calls
-        )
+        score, promise = threshold_score(x, labels, end), Fraction(params.rows or 1)
+        j, fallback = rec_concave(score, promise, params.alpha / 2, step, calls)
         levels = recursion_depth(end, step.levels)
         proof_rows = self._proof_rows(params, end, step)
         document = common.report(

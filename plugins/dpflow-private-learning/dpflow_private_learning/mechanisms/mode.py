@@ -29,7 +29,6 @@ from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import Answer, ValueCounts
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.sampling.randomness import Source
-from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import choosing_mechanism, stability_selection
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
@@ -40,19 +39,13 @@ from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 
 
-class ModeParams(common.CostParams):
-    """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing.
-
-    ``rows``: the public number of rows (choosing; left out, under add-remove, a twentieth of
-    epsilon counts them), ``alpha``:
-    accuracy as a share of them, ``beta``: failure.
+class ModeParams(common.Approximated):
+    """``column``: bounded. ``method``: exponential, stability, stability-literal or choosing, which
+    alone compares with ``rows``.
     """
 
     column: str
     method: Literal["exponential", "stability", "stability-literal", "choosing"] = "exponential"
-    rows: common.Rows | None = None
-    alpha: common.Share = Fraction(1, 10)
-    beta: common.Share = Fraction(1, 20)
 
 
 def find_leader(values: Array, counts: Array) -> tuple[int, int]:
@@ -92,13 +85,9 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
             return common.run_event(params.epsilon, Fraction(0), exponential=True)
         common.need_delta(params, params.method)
         if params.method == "choosing":
-            if params.rows is None:
-                raise PlanRefused(
-                    "choosing needs rows: the public number of rows, or a released count"
-                )
             common.need_rows(
                 choosing_mechanism.minimum_rows(params.alpha, epsilon, delta, 1),
-                params.rows,
+                params.n,
                 "the choosing mechanism",
             )
         if params.method == "stability-literal":
@@ -159,9 +148,8 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
         if params.method == "exponential":
             return draw_point([StepFunction.from_points(x, answer.counts, end)], epsilon, calls)
         if params.method == "choosing":
-            assert params.rows is not None
             i = choosing_mechanism.choose_solution(
-                answer.counts, params.rows, params.alpha, epsilon, delta, calls
+                answer.counts, params.n, params.alpha, epsilon, delta, calls
             )
             return None if i is None else int(x[i])
         value, gap = find_leader(x, answer.counts)

@@ -40,14 +40,18 @@ from dpflow.core.sampling.randomness import Source
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import FREQUENCY, ErrorPromise
 from dpflow_private_learning.building_blocks.noisy_row_count import Counted
+from dpflow_private_learning.building_blocks.row_bounds import agnostic_rows
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
-from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
+from dpflow_private_learning.mechanisms.base_sanitizer import (
+    count_rounds,
+    rows_for,
+    sanitize_column,
+)
 from dpflow_private_learning.mechanisms.sanitizer_transforms import (
     Rules,
     failing_blocks,
-    fixed_size,
     in_blocks,
     join_columns,
     reduce_column,
@@ -77,12 +81,7 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         check_name(table, params.column)
         end = common.domain(table, params.column)[2]
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
-        rounds = (
-            math.ceil(2 / params.alpha)
-            if params.rules == "points"
-            else max((end + 1).bit_length(), 1)
-        )
-        common.need_scale(4 * rounds / epsilon)
+        common.need_scale(4 * count_rounds(params.rules, params.alpha, end) / epsilon)
         return epsilon
 
     def event_at_rows(self, params: SanitizeBlocksParams, table: Table) -> Event:
@@ -162,4 +161,4 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         off = float(params.alpha) / 13
         even = 2 * unit_rows * (1 + off / 3) / off**2 * math.log(4 * q / beta)
         inner = rows_for(params.rules, size, params.alpha / 2, beta, epsilon, moves)
-        return q * max(inner, even, fixed_size(1, params.alpha, beta / 2))
+        return q * max(inner, even, math.ceil(agnostic_rows(1, params.alpha, beta / 2)))

@@ -42,7 +42,11 @@ from dpflow_private_learning.building_blocks.noisy_row_count import Counted
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name
-from dpflow_private_learning.mechanisms.base_sanitizer import rows_for, sanitize_column
+from dpflow_private_learning.mechanisms.base_sanitizer import (
+    count_rounds,
+    rows_for,
+    sanitize_column,
+)
 from dpflow_private_learning.mechanisms.sanitizer_transforms import Rules
 
 #: From distinct values, their counts and the number of rows to a synthetic column.
@@ -162,13 +166,8 @@ class Labelled(common.ReadsLabels):
         check_name(table, params.column)
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
         part = epsilon / (2 * common.moves(table))
-        rounds = (
-            math.ceil(18 / params.alpha)
-            if params.rules == "points"
-            else max((end + 1).bit_length(), 1)
-        )
         # Refused in the plan, so that no draw fails after the charge.
-        common.need_scale(4 * rounds / part)
+        common.need_scale(4 * count_rounds(params.rules, params.alpha / 9, end) / part)
         return part
 
     def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:
@@ -180,8 +179,8 @@ class Labelled(common.ReadsLabels):
 
     def sanitize_halves(
         self, params: SanitizeLabelledParams, table: Table, answer: Answer, calls: SpendLog
-    ) -> tuple[tuple[Half, Half], float]:
-        """The synthetic rows, and the rows for which their accuracy is proven."""
+    ) -> tuple[Half, Half]:
+        """The synthetic rows."""
         _, low, end = common.domain(table, params.column)
         epsilon = self.part_epsilon(params, table)
         step = params.step or max(1, math.floor(params.alpha**2 * params.n / 6))
@@ -193,9 +192,7 @@ class Labelled(common.ReadsLabels):
 
         x = offsets(answer.columns[params.column], low)
         labels = common.positive_rows(answer.columns[params.label])
-        return algorithm_b(x, labels, step, epsilon, inner, calls), labelled_rows(
-            params, end + 1, epsilon
-        )
+        return algorithm_b(x, labels, step, epsilon, inner, calls)
 
 
 def labelled_rows(params: SanitizeLabelledParams, size: int, epsilon: Fraction) -> float:
@@ -236,7 +233,8 @@ class SanitizeLabelled(Labelled, Counted[SanitizeLabelledParams]):
     ) -> Result:
         """Release synthetic labelled rows with the weight of each, and the rows per label."""
         calls = SpendLog(source)
-        halves, proof_rows = self.sanitize_halves(params, table, answer, calls)
+        halves = self.sanitize_halves(params, table, answer, calls)
         rows = tuple(Row(str(half.label), "rows", half.rows) for half in halves)
+        proof_rows = self.promise(params, table).rows
         document = common.report("algorithm B", calls, needed=proof_rows, rows=params.rows)
         return Result(rows, document, table_of(halves, params.column, table))

@@ -37,6 +37,7 @@ from dpflow.core.contract.requests import Answer
 from dpflow.core.contract.results import NOT_NEGATIVE, ErrorBound, Result, Row, ValueRange
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.noise import half_width
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.adaptive_calls import call_epsilon
 from dpflow_private_learning.building_blocks.choosing_mechanism import choose_solution, minimum_rows
@@ -44,11 +45,7 @@ from dpflow_private_learning.building_blocks.error_promise import FREQUENCY, Err
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.noisy_row_count import MOST, Counted
 from dpflow_private_learning.building_blocks.rec_concave import Budget
-from dpflow_private_learning.building_blocks.row_bounds import (
-    half_width,
-    peeling_rows,
-    san_points_rows,
-)
+from dpflow_private_learning.building_blocks.row_bounds import peeling_rows, san_points_rows
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
 from dpflow_private_learning.building_blocks.step_function import Array, StepFunction, offsets
 from dpflow_private_learning.building_blocks.synopsis import Synopsis, check_name

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import uniform_integers
+from dpflow_private_learning.building_blocks.row_bounds import agnostic_rows
 from dpflow_private_learning.building_blocks.step_function import Array
 from dpflow_private_learning.building_blocks.synopsis import Synopsis
 from dpflow_private_learning.mechanisms.small_domain import list_multisets
@@ -28,13 +29,6 @@ from dpflow_private_learning.mechanisms.small_domain import list_multisets
 T = TypeVar("T")
 Rules = Literal["points", "thresholds"]
 TRIES = 20
-
-
-def fixed_size(vc: int, alpha: Fraction, beta: Fraction) -> int:
-    """Rows that keep all answers within alpha but with probability beta: (50 VC/alpha^2)
-    ln(1/(alpha beta)) (Theorem 2.14).
-    """
-    return math.ceil(50 * vc / float(alpha) ** 2 * math.log(1 / float(alpha * beta)))
 
 
 def largest_deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
@@ -50,12 +44,12 @@ def largest_deviation(rules: Rules, a: Synopsis, b: Synopsis) -> float:
 def reduce_column(
     rules: Rules, column: Synopsis, alpha: Fraction, beta: Fraction, source: Source
 ) -> tuple[Synopsis, bool]:
-    """A column of `fixed_size` rows within alpha of a sanitized one, and whether drawing it
+    """A column of `agnostic_rows` rows within alpha of a sanitized one, and whether drawing it
     succeeded; smaller ones stay.
 
     Rows are drawn with replacement and drawn again where some answer is too far off.
     """
-    size = fixed_size(1, alpha, beta)
+    size = math.ceil(agnostic_rows(1, alpha, beta))
     if column.size <= size:
         return column, True
     sums = np.cumsum(np.array(column.weights, dtype=np.int64))

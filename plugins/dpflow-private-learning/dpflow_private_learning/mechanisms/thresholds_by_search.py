@@ -161,10 +161,6 @@ class LearnThresholdsBySearch(common.ReadsLabels, Learner[LearnThresholdsBySearc
         "Beimel, Nissim, Stemmer 2013/2016, section 3.2, Remark 3.5; constants completed here"
     )
 
-    def feature_columns(self, params: LearnThresholdsBySearchParams) -> tuple[str, ...]:
-        """The columns that the rule reads."""
-        return (params.column,)
-
     def _call_budget(
         self, params: LearnThresholdsBySearchParams, table: Table
     ) -> tuple[int, Fraction, Fraction]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -18,7 +19,7 @@ from dpflow_private_learning.building_blocks import row_bounds
 from dpflow_private_learning.building_blocks.learning_params import Share
 from dpflow_private_learning.building_blocks.log_bounds import log_star
 from dpflow_private_learning.building_blocks.rec_concave import recursion_depth
-from dpflow_private_learning.theory import lower_bounds, vc_dimension
+from dpflow_private_learning.theory import lower_bounds
 from dpflow_private_learning.theory.method_table import TASKS, Setting, Task, list_methods
 
 Bits = Annotated[int, Field(ge=1, le=200_000)]
@@ -66,7 +67,7 @@ def show_learning_rows(params: RowsParams) -> Sheet:
     candidates = list_methods(*task, params.k, params.columns, params.to_setting(), pac)
     if pac:
         dimension = 2 * params.columns if params.task == "rectangles" else 1
-        common = vc_dimension.learner_rows(dimension, float(params.alpha), float(params.beta))
+        common = row_bounds.generalisation_rows(params.alpha, params.beta, dimension)
         # Both must hold: errors on the rows, and the step to the population.
         candidates = [replace(m, rows=max(m.rows, common)) for m in candidates]
     # Methods that are only numbers to compare with are never recommended.
@@ -258,13 +259,17 @@ def show_vc_rows(params: VcParams) -> Sheet:
 
     One line per promise: realisable, agnostic, and on the population.
     """
-    a, b = float(params.alpha), float(params.beta)
+    of = (params.vc, params.alpha, params.beta)
     bounds = {
-        "some rule is right everywhere (Theorem 2.13)": vc_dimension.realisable_rows,
-        "errors on the rows within alpha of the true ones (Theorem 2.14)": vc_dimension.agnostic_rows,
-        "from alpha/2 on the rows to alpha in the population": vc_dimension.learner_rows,
+        "some rule is right everywhere (Theorem 2.13)": row_bounds.realisable_rows(*of),
+        "errors on the rows within alpha of the true ones (Theorem 2.14)": row_bounds.agnostic_rows(
+            *of
+        ),
+        "from alpha/2 on the rows to alpha in the population": row_bounds.generalisation_rows(
+            params.alpha, params.beta, params.vc
+        ),
     }
-    cells = tuple((text, math.ceil(rows(params.vc, a, b))) for text, rows in bounds.items())
+    cells = tuple((text, math.ceil(rows)) for text, rows in bounds.items())
     note = "no learner does with fewer than order VC/alpha rows (Theorem 2.12)"
     return Sheet(("promise", "rows"), cells, (note,))
 
@@ -285,13 +290,9 @@ def _find_crossover(
     do not up to ``most``.
     """
     # Bisection suffices for curves that cross once; evaluating all d would take minutes.
-    low, high = 2, most
-    if one(high) >= other(high):
-        return None
-    while low < high:
-        middle = (low + high) // 2
-        low, high = (low, middle) if one(middle) < other(middle) else (middle + 1, high)
-    return low
+    bits = range(2, most + 1)
+    first = bisect_left(bits, True, key=lambda d: one(d) < other(d))
+    return None if first == len(bits) else bits[first]
 
 
 CALCULATORS = list_calculators(
