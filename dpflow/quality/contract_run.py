@@ -148,6 +148,7 @@ def run_contract(
             ``UpdateDataDocsAction`` then writes.
 
     Raises:
+        InvalidInput: a folder without a project.
         BudgetExceeded: a paid mode is above what is left; nothing was read. Of a watch, its first session.
         PlanRefused: a mode that reads rows on a holdout; checks outside of the language.
         TableUnreadable, TableBusy: as for releases.
@@ -157,7 +158,9 @@ def run_contract(
     require_blocks(contract, table, blocks)
     # Before anything is paid that nobody could then be told.
     with require_extra("quality", "a data contract"), silence_libraries():
-        from dpflow.quality.validation_result import validate_outcomes
+        from dpflow.quality.validation_result import find_home, validate_outcomes
+    if project is not None:
+        find_home(project)
     receipts, data = list[dict[str, Any]](), list[str]()
 
     def record(passed: bool) -> None:

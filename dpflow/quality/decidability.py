@@ -13,8 +13,9 @@ from fractions import Fraction
 from math import ceil, floor
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.toolbox.aggregate import MeasureMechanism, Release
+from dpflow.core.toolbox.aggregate import Release
 from dpflow.core.toolbox.row_checks import RowCheck, make_excess
+from dpflow.engine.releases.own_histogram import find_release
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.mechanisms.check_rows import CheckRows, CheckRowsParams
@@ -56,9 +57,7 @@ class Decidability:
 
 def list_decidability(contract: Contract, plan: Plan) -> list[Decidability]:
     """For each check of a metered contract, from the plan of its release of `CheckRows`."""
-    mechanism = plan.mechanism
-    assert isinstance(mechanism, MeasureMechanism)
-    release, _ = mechanism.choose_release(plan.params, plan.table)
+    release = find_release(plan)
     return [_judge_noise(contract, check, release, plan.table) for check in contract.checks]
 
 
@@ -92,10 +91,7 @@ def _judge_noise(
 def _half_width(contract: Contract, check: RowCheck, release: Release) -> float:
     """As a verdict has it (`dpflow.quality.verdicts`)."""
     excess = make_excess(check, release.query)
-    failure = float(1 - contract.confidence) / len(excess.coefficients)
-    return excess.half_width(
-        {m: float(release.noises[m].half_width(failure)) for m in excess.coefficients}
-    )
+    return excess.half_width(excess.list_tails(release.noises, float(1 - contract.confidence)))
 
 
 def _slack(check: RowCheck, table: Table) -> tuple[Fraction, Fraction] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.extras import require_extra
 
@@ -33,16 +34,17 @@ def judged_columns(table: Table) -> tuple[str, ...]:
 
     Columns of joined relations are not judged.
     """
-    table_columns = [
-        name
+    block = [table.block] if table.block else []
+    return tuple(dict.fromkeys([table.privacy_unit.column, *block, *_stored_columns(table)]))
+
+
+def _stored_columns(table: Table) -> dict[str, Column]:
+    """Declared columns of the table itself. What is computed follows from these."""
+    return {
+        name: column
         for name, column in table.columns.items()
         if len(table.split_name(name)) == 1 and not column.expression and not column.parts
-    ]
-    return tuple(
-        dict.fromkeys(
-            [table.privacy_unit.column, *([table.block] if table.block else []), *table_columns]
-        )
-    )
+    }
 
 
 def text_name(name: str) -> str:
@@ -75,10 +77,7 @@ def suite(table: Table) -> list[Expectation]:
     expectations.append(
         ExpectColumnValuesToNotBeNull(column=table.privacy_unit.column, mostly=WITH_UNIT)
     )
-    for name, column in table.columns.items():
-        # What is computed follows from stored columns, which are judged.
-        if len(table.split_name(name)) > 1 or column.expression or column.parts:
-            continue
+    for name, column in _stored_columns(table).items():
         if column.lower is not None and column.upper is not None:
             low, high = float(column.lower), float(column.upper)
             expectations.append(

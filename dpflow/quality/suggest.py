@@ -13,9 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+from dpflow.core.accounting.bisection import bisect_reals
 from dpflow.core.contract.results import Result
-from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.row_checks import SHARES, RowCheck, make_excess
+from dpflow.engine.releases.own_histogram import find_release
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
@@ -112,9 +113,7 @@ def _suggest_bound(
 ) -> Suggestion:
     if check.check == "quantile":
         return Suggestion(check, None, 0, "a quantile's rows are counted at its own bound")
-    mechanism = plan.mechanism
-    assert isinstance(mechanism, MeasureMechanism)
-    release, _ = mechanism.choose_release(plan.params, plan.table)
+    release = find_release(plan)
     # A run that answered none is kept at every bound, and says nothing of any.
     wanted = {moment_label(m) for m in make_excess(check, release.query).coefficients}
     history = [numbers for numbers in history if wanted <= numbers.keys()]
@@ -129,8 +128,7 @@ def _suggest_bound(
         """Whether every former run is kept at a bound."""
         # Not validated: the search is among reals, and only its end is a legal bound.
         excess = make_excess(check.model_copy(update={field: bound}), release.query)
-        failure = float(1 - contract.confidence) / len(excess.coefficients)
-        tails = {m: float(release.noises[m].half_width(failure)) for m in excess.coefficients}
+        tails = excess.list_tails(release.noises, float(1 - contract.confidence))
         width = excess.half_width(tails)
         return all(
             float(excess.evaluate({m: numbers[moment_label(m)] for m in tails})) + width <= 0
@@ -140,9 +138,7 @@ def _suggest_bound(
     tight, loose = _search_range(check, plan, lower)
     if not keeps_all(loose):
         return Suggestion(check, None, len(history), "no bound keeps all former runs at this price")
-    for _ in range(60):
-        middle = (tight + loose) / 2
-        tight, loose = (tight, middle) if keeps_all(middle) else (middle, loose)
+    loose = bisect_reals(keeps_all, tight, loose)[1]
     bound = _round_outward(loose, lower, whole=check.check in ("rows", "units", "freshness"))
     if check.check in SHARES and bound >= 1:
         return Suggestion(check, None, len(history), "no share below 1 keeps all former runs")

@@ -40,12 +40,22 @@ def validate_outcomes(
         project: the folder of a project of Great Expectations, which keeps the results, and whose Data Docs
             sites actions write.
 
-    Raises `InvalidInput` for a folder without a project.
+    Raises `InvalidInput` as `find_home`.
     An action that fails is logged by its class and changes nothing.
     """
     with silence_libraries():
         result = _run_suite(contract, outcomes, actions, project)
     return _describe_result(result.to_json_dict())
+
+
+def find_home(project: Path) -> Path:
+    """The folder of a project of Great Expectations that has its configuration. Raises `InvalidInput` without one."""
+    for home in (project / "gx", project):
+        if (home / GX_FILE).is_file():
+            return home
+    raise InvalidInput(
+        f"there is no {GX_FILE} in {project} or its folder gx; name a project's folder"
+    )
 
 
 def _describe_result(told: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,11 +122,7 @@ def _open_context(project: Path | None) -> Any:
         InMemoryStoreBackendDefaults,
     )
 
-    home = next((h for h in (project / "gx", project) if (h / GX_FILE).is_file()), None)
-    if home is None:
-        raise InvalidInput(
-            f"there is no {GX_FILE} in {project} or its folder gx; name a project's folder"
-        )
+    home = find_home(project)
     file_context = gx.get_context(mode="file", context_root_dir=str(home))
     theirs = file_context.project_config_with_variables_substituted
     kept = (theirs.expectations_store_name, theirs.validation_results_store_name)

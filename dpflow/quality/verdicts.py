@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from dpflow.core.contract.results import Result
-from dpflow.core.toolbox.aggregate import MeasureMechanism
 from dpflow.core.toolbox.moments import CentredColumn
 from dpflow.core.toolbox.row_checks import RowCheck, describe_check, describe_rows, make_excess
+from dpflow.engine.releases.own_histogram import find_release
 from dpflow.engine.releases.plan import Plan
 from dpflow.mechanisms.check_rows import moment_label
 from dpflow.quality.contract_file import Contract, DriftCheck
@@ -67,9 +67,7 @@ def decide_excess(excess: float, half_width: float) -> Verdict:
 
 def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOutcome]:
     """The outcomes of a contract's checks, from its release of `check_rows`."""
-    mechanism = plan.mechanism
-    assert isinstance(mechanism, MeasureMechanism)
-    release, _ = mechanism.choose_release(plan.params, plan.table)
+    release = find_release(plan)
     numbers = {row.measure: row.value for row in result.rows}
     outcomes = []
     for check in contract.checks:
@@ -81,8 +79,7 @@ def judge_checks(contract: Contract, plan: Plan, result: Result) -> list[CheckOu
         if len(moments) < len(named):
             outcomes.append(CheckOutcome(check.name, check.check, summary, "undecided"))
             continue
-        failure = float(1 - contract.confidence) / len(moments)
-        tails = {m: float(release.noises[m].half_width(failure)) for m in moments}
+        tails = excess.list_tails(release.noises, float(1 - contract.confidence))
         value, width = float(excess.evaluate(moments)), excess.half_width(tails)
         verdict = decide_excess(value, width)
         estimate = _estimate(check, moments, tails, release.query.columns, plan)
@@ -154,13 +151,10 @@ def judge_drift(
     of = f"the shares of {check.column} from {check.reference!r}"
     summary = f"distance of {of} at most {check.at_most}{describe_rows(plan.table)}"
     undecided = CheckOutcome(check.name, "drift", summary, "undecided")
-    mechanism = plan.mechanism
-    assert isinstance(mechanism, MeasureMechanism)
     shares, former = shares_of(result), shares_of(reference)
     if shares is None or former is None or set(shares) - set(former):
         return undecided
-    release, _ = mechanism.choose_release(plan.params, plan.table)
-    ((_, noise),) = release.noises.items()
+    (noise,) = find_release(plan).noises.values()
     total = sum(row.value for row in result.rows if isinstance(row.value, int))
     slack = len(shares) * noise.half_width(float(1 - contract.confidence) / len(shares))
     if total <= slack:

@@ -45,7 +45,7 @@ from dpflow.mechanisms.watch_rows import (
     scaled_margin,
     watch_margins,
 )
-from dpflow.quality.contract_file import Contract, DriftCheck, join_name, list_period
+from dpflow.quality.contract_file import Contract, join_name, list_period
 from dpflow.quality.verdicts import CheckOutcome, Verdict
 from dpflow.registry import Registry
 
@@ -68,18 +68,9 @@ def session_blocks(contract: Contract, blocks: Sequence[str], first: str = "") -
     return sorted(named)
 
 
-def plan_session(
-    contract: Contract,
-    blocks: Sequence[str],
-    registry: Registry,
-    references: References = None,
-    *,
-    first: str = "",
-    number: int = 1,
-) -> Plan:
-    """The plan of `request_session`."""
-    request = request_session(contract, blocks, references, first=first, number=number)
-    return make_plan(request, registry)
+def plan_session(contract: Contract, blocks: Sequence[str], registry: Registry) -> Plan:
+    """The plan of a watch's first session; its cost is the same for all references."""
+    return make_plan(request_session(contract, blocks), registry)
 
 
 def list_drift_checks(
@@ -96,7 +87,7 @@ def list_drift_checks(
     for place, drift in enumerate(contract.drift):
         keys = table.public_keys(drift.column)
         equal = {key: Fraction(1, len(keys)) for key in keys}
-        shares = equal if references is None else _read_shares(drift, references[drift.name], keys)
+        shares = equal if references is None else _read_shares(references[drift.name])
         listed = []
         for at, key in enumerate(keys):
             # Six decimals, as bounds have them, rounded so that no bound gets tighter.
@@ -116,19 +107,10 @@ def list_drift_checks(
     return checks
 
 
-def _read_shares(drift: DriftCheck, reference: Result, keys: Sequence[str]) -> dict[str, Fraction]:
-    """Each key's share of the released counts; a count below 0 is noise."""
-    counts = {
-        row.key: max(0, row.value)
-        for row in reference.rows
-        if row.measure == "count" and isinstance(row.value, int)
-    }
+def _read_shares(reference: Result) -> dict[str, Fraction]:
+    """Each key's share of the counts that `find_reference` found; a count below 0 is noise."""
+    counts = {row.key: max(0, row.value) for row in reference.rows if isinstance(row.value, int)}
     total = sum(counts.values())
-    if not total or set(counts) != set(keys):
-        raise PlanRefused(
-            f"check {drift.name!r} compares with {drift.reference!r}, which has no counts of the keys that {drift.column!r} "
-            f"declares now; release a histogram by {drift.column} under another name, and compare with that"
-        )
     return {key: Fraction(count, total) for key, count in counts.items()}
 
 
@@ -273,9 +255,10 @@ class Watch:
     def _plan(self, blocks: Sequence[str], first: str, number: int) -> Plan:
         name = tuple(session_blocks(self._contract, blocks, first)), number
         if name not in self._plans:
-            self._plans[name] = plan_session(
-                self._contract, blocks, self._registry, self._references, first=first, number=number
+            request = request_session(
+                self._contract, blocks, self._references, first=first, number=number
             )
+            self._plans[name] = make_plan(request, self._registry)
         return self._plans[name]
 
     def _tell(self, name: str, kind: str, summary: str, verdict: Verdict) -> CheckOutcome:
@@ -291,10 +274,8 @@ class Watch:
                 # One key is enough, and the next alarm would cost another session.
                 if verdict == "alarm":
                     break
-        worst: Verdict = "quiet"
-        for verdict in ("undecided", "alarm"):
-            worst = verdict if verdict in asked else worst
-        return worst
+        worst_first: tuple[Verdict, ...] = ("alarm", "undecided")
+        return next((verdict for verdict in worst_first if verdict in asked), "quiet")
 
     def _ask(self, check: str, block: str, blocks: Sequence[str]) -> Verdict:
         """One question, in the first session of its period that answers it."""
@@ -322,8 +303,7 @@ class Watch:
             self._note_session(session)
             if answer["verdict"] not in VERDICTS:
                 self._why_not = "the session could not read the rows"
-            told = {str(verdict): verdict for verdict in VERDICTS}
-            return told.get(str(answer["verdict"]), "undecided")
+            return next((told for told in VERDICTS if told == answer["verdict"]), "undecided")
 
     def _open_session(self, blocks: Sequence[str], first: str, number: int) -> Session:
         """Charge a session whole, or go on with it."""

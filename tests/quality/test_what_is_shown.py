@@ -206,8 +206,15 @@ def test_data_docs_of_a_project_show_what_was_asked(
     assert late["expectation_config"]["kwargs"]["max_value"] == 0.2
     assert config.read_text() == before
     assert len(sink[1]) == 2 and "first" in sink[1][0] and SECRET not in "".join(sink[1])
+    paid = world.ledger.history()
     with pytest.raises(InvalidInput, match="great_expectations.yml"):
-        run_contract(world.free("public"), project=tmp_path / "nowhere")
+        run_contract(
+            world.contract(name="third"),
+            ["2020-01-02"],
+            ledger=world.ledger,
+            project=tmp_path / "nowhere",
+        )
+    assert world.ledger.history() == paid
 
 
 def test_what_is_asked_is_an_expectations_arguments() -> None:

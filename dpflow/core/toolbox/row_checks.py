@@ -41,6 +41,7 @@ from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.squares import MAX_TERM
 from dpflow.core.contract.strict_models import Exact, parse_exact
 from dpflow.core.toolbox.moments import Measure, Moment, Query
+from dpflow.core.toolbox.noise import Noise
 from dpflow.errors import PlanRefused
 
 #: Fields of a check by its kind, beside its name and bound.
@@ -350,6 +351,11 @@ class Excess:
         return self.constant + sum(
             (factor * moments[moment] for moment, factor in self.coefficients.items()), Fraction(0)
         )
+
+    def list_tails(self, noises: Mapping[Moment, Noise], failure: float) -> dict[Moment, float]:
+        """What the noise of each moment stays within, all of them together but with this probability."""
+        each = failure / len(self.coefficients)
+        return {m: float(noises[m].half_width(each)) for m in self.coefficients}
 
     def half_width(self, tails: Mapping[Moment, float]) -> float:
         """The error of an excess of noisy moments whose errors are within ``tails``."""

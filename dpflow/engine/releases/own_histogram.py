@@ -66,7 +66,7 @@ def add_histogram(plan: Plan) -> Plan:
         # As if all units had one group.
         empty = SizeHistogram(starts, (0,) * len(starts), _read_own(changed).noise)
         widths = _list_widths(changed, empty, keys)
-        without = 2 * _find_release(plan).tails(query.measures[0])["units", ""]
+        without = 2 * find_release(plan).tails(query.measures[0])["units", ""]
     except PlanRefused:  # noise beyond what can be drawn
         return plan
     return changed if min(widths.values()) <= MAX_WIDTH * Fraction(without) else plan
@@ -98,7 +98,7 @@ def apply_histogram(plan: Plan, epsilon: Fraction, starts: tuple[int, ...], law:
         question=plan.question or plan,
         histogram=own,
     )
-    event = _find_fixed_event(_find_release(changed))
+    event = _find_fixed_event(find_release(changed))
     bound = plan.mechanism.error_bound(changed.params, plan.table)
     note = f"{changed.describe_histogram()}; half-widths are at most those stated; {bound.note}"
     return replace(
@@ -114,7 +114,8 @@ def follow_charge(plan: Plan, charged: Mapping[str, Any]) -> Plan:
     return apply_histogram(plan, Fraction(charged["epsilon"]), starts, charged["noise"])
 
 
-def _find_release(plan: Plan) -> Release:
+def find_release(plan: Plan) -> Release:
+    """The noise of a plan's moments."""
     assert isinstance(plan.mechanism, MeasureMechanism)
     return plan.mechanism.choose_release(plan.params, plan.table)[0]
 
@@ -170,7 +171,7 @@ def _list_widths(plan: Plan, histogram: SizeHistogram, keys: int) -> dict[int, F
     sizes = {start - 1 for start in histogram.starts if 1 < start <= most} | {most}
     widths = {}
     for groups in sorted(sizes):
-        ((_, noise),) = _find_release(_bound_plan(plan, groups)).noises.items()
+        ((_, noise),) = find_release(_bound_plan(plan, groups)).noises.items()
         limit = _limit_above(histogram, groups, keys)
         widths[groups] = Fraction(2 * noise.half_width(noise_failure(groups, keys)) + limit)
     return widths
@@ -183,7 +184,7 @@ def _bound_plan(plan: Plan, groups: int) -> Plan:
     source = "chosen by this release's own histogram"
     table = plan.question.table.with_bounds(_grouping(plan), bounds, source)
     bounded = replace(plan, table=table)
-    event = _find_fixed_event(_find_release(bounded))
+    event = _find_fixed_event(find_release(bounded))
     if isinstance(plan.event, Composed) and event != plan.event.events[-1]:
         raise PlanRefused("a release may state one event only, whatever its histogram chooses")
     return bounded
