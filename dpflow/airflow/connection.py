@@ -87,8 +87,6 @@ def _may_have_anchor(connection: Any) -> bool:
 
 def ledger_target(connection: Any) -> str:
     """What `Ledger` opens: a path, or a SQLAlchemy URL."""
-    from sqlalchemy import URL
-
     if not connection.host:
         raise InvalidInput(
             "connection of type dpflow_ledger has no host; give a SQLite path or a PostgreSQL server"
@@ -96,10 +94,17 @@ def ledger_target(connection: Any) -> str:
     # A SQLite file has no database inside it, so without one the host is a path.
     if not connection.schema:
         return str(connection.host)
+    return server_url(connection, "postgresql+psycopg")
+
+
+def server_url(connection: Any, driver: str) -> str:
+    """The PostgreSQL server that a connection names."""
+    from sqlalchemy import URL
+
     # An absolute path is the directory of PostgreSQL's Unix socket, which a URL names in its query.
-    socket = connection.host.startswith("/")
+    socket = (connection.host or "").startswith("/")
     url = URL.create(
-        "postgresql+psycopg",
+        driver,
         username=connection.login,
         password=connection.password,
         host=None if socket else connection.host,
@@ -107,7 +112,7 @@ def ledger_target(connection: Any) -> str:
         database=connection.schema,
         query={"host": connection.host} if socket else {},
     )
-    # `Ledger` connects with the password; its own repr hides it.
+    # Who connects needs the password.
     return url.render_as_string(hide_password=False)
 
 

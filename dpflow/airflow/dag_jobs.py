@@ -219,8 +219,8 @@ def list_task_plans(operator: Any, context: Context, ledger: Ledger) -> list[str
         request = ask.request.model_copy(update={"blocks": ask.blocks})
         run = identify_run(context, ask.blocks)
         plan = make_plan(request, registry, ledger, run, assume_bounds=True)
-        paid = is_paid(PlanInRun(plan, operator.task_id, ask.ordinal), ledger, run)
-        lines.append(describe_charge(plan) + ("; it was paid before and is free" if paid else ""))
+        asked = PlanInRun(plan, operator.task_id, ask.ordinal)
+        lines.append(describe_charge(plan, is_paid=is_paid(asked, ledger, run)))
     return lines
 
 

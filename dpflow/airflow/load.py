@@ -107,7 +107,9 @@ class LoadOperator(RequestTask):
 
         names = [self.source] if isinstance(self.source, str) else list(self.source)
         if self.postgres_conn_id is not None:
-            names = [_server_url(self.postgres_conn_id)]
+            from dpflow.airflow.connection import server_url
+
+            names = [server_url(BaseHook.get_connection(self.postgres_conn_id), "postgresql")]
         blocks = self.list_blocks()
         if self.outlets:
             name_task_run(context, blocks)  # refuses blocks of several loads before rows are read
@@ -155,19 +157,3 @@ class LoadOperator(RequestTask):
         self.note_other(LoadNote(("dpflow", str(self.load)), table))
         fill_load_events(self.outlets, context, table, blocks)
         return {"table": table, "blocks": blocks}
-
-
-def _server_url(conn_id: str) -> str:
-    """A connection's server as libpq writes it."""
-    from sqlalchemy import URL
-
-    connection = BaseHook.get_connection(conn_id)
-    url = URL.create(
-        "postgresql",
-        username=connection.login,
-        password=connection.password,
-        host=connection.host,
-        port=connection.port,
-        database=connection.schema,
-    )
-    return url.render_as_string(hide_password=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.quality.contract_file import Contract, load_contract
 from dpflow.quality.contract_run import plan_contract, run_contract
@@ -33,24 +33,6 @@ def load_contracts(service: Service) -> dict[str, Contract]:
         if contract.table not in served:
             raise InvalidInput(f"contract {name!r} is about a table that is not served; add it")
     return contracts
-
-
-def find_contract(
-    contracts: Mapping[str, Contract], caller: Caller, body: Mapping[str, Any]
-) -> Contract:
-    """The contract that a request names. Raises `UnknownName` for one that the caller may not name as for one that is
-    not there, and `PlanRefused` if another scope pays for it.
-    """
-    name = str(body["contract"])
-    if name not in caller.terms.contracts:
-        raise UnknownName("contract", name, caller.terms.contracts)
-    contract = contracts[name]
-    if contract.scope != caller.terms.scope:
-        raise PlanRefused(
-            f"contract {name!r} is paid from another scope than this principal's {caller.terms.scope!r}; the owner of the "
-            "service gives it a contract of its own"
-        )
-    return contract
 
 
 def plan_checks(

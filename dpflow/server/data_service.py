@@ -60,7 +60,6 @@ from dpflow.ledger.books.records import path_of
 from dpflow.registry import Registry
 from dpflow.server.contracts import (
     answer_contract,
-    find_contract,
     load_contracts,
     plan_checks,
 )
@@ -471,7 +470,7 @@ class DataService:
         if kind in ("load", "load task"):
             return plan_load(self._service, self._tables, caller, body)
         if kind in ("contract", "contract task"):
-            contract = find_contract(self._contracts, caller, body)
+            contract = caller.find_own("contract", body["contract"], self._contracts)
             ask = (contract, caller, body, sealed, self._ledger, self._registry)
             planned = plan_checks(*ask)
             place = planned[0][0].table.place
@@ -574,8 +573,7 @@ class DataService:
 
     def _describe_planned(self, planned: Planned) -> str:
         plan, run = planned
-        is_paid = self._ledger.find(run.key(plan)) is not None
-        return describe_charge(plan) + ("; it was paid before and is free" if is_paid else "")
+        return describe_charge(plan, is_paid=self._ledger.find(run.key(plan)) is not None)
 
     def _require_payable(self, caller: Caller, unsettled: Unsettled, rows: int | None) -> bool:
         """Refuse at once what the charge would refuse. Whether something of it was charged before.

@@ -35,7 +35,7 @@ from dpflow.engine.sessions.holdout_gate import (
 from dpflow.engine.sessions.model_gate import submit_candidate
 from dpflow.engine.sessions.model_process import ModelProcesses
 from dpflow.engine.sessions.session import Session
-from dpflow.errors import InvalidInput, PlanRefused, UnknownName
+from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
 from dpflow.private_files import make_private_folder, sweep_left
 from dpflow.registry import Registry
@@ -130,14 +130,7 @@ class Gates:
 
     def _plan(self, caller: Caller, name: str) -> Plan:
         caller.require_door("gate")
-        if name not in caller.terms.gates:
-            raise UnknownName("gate", name, caller.terms.gates)
-        request = self.requests[name]
-        if request.scope != caller.terms.scope:
-            raise PlanRefused(
-                f"gate {name!r} is paid from another scope than this principal's {caller.terms.scope!r}; the owner of the "
-                "service gives it a gate of its own"
-            )
+        request = caller.find_own("gate", name, self.requests)
         return make_plan(request, self.registry, self.ledger)
 
     def _describe(self, plan: Plan) -> Reply:

@@ -15,19 +15,21 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, TypeVar
 
 from fastapi import Depends, Request
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
-from dpflow.errors import DpflowError
+from dpflow.errors import DpflowError, PlanRefused, UnknownName
+from dpflow.quality.contract_file import Contract
 from dpflow.server.openid import Issuers, KeysUnavailable, has_claim
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import Claim, Door, Principal, Service, load_service, token_digest
 
 log = logging.getLogger("dpflow")
+_T = TypeVar("_T", ReleaseRequest, Contract)
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,22 @@ class Caller:
                 "forbidden",
                 f"this principal has no door {door}; the owner of the service adds it to its doors",
             )
+
+    def find_own(
+        self, kind: Literal["contract", "gate"], name: str, served: Mapping[str, _T]
+    ) -> _T:
+        """The contract or gate that a request names. Raises `UnknownName` for one that it may not name as for one that is
+        not there, and `PlanRefused` if another scope pays for it.
+        """
+        known = self.terms.contracts if kind == "contract" else self.terms.gates
+        if name not in known:
+            raise UnknownName(kind, name, known)
+        if served[name].scope != self.terms.scope:
+            raise PlanRefused(
+                f"{kind} {name!r} is paid from another scope than this principal's {self.terms.scope!r}; the owner of the "
+                f"service gives it a {kind} of its own"
+            )
+        return served[name]
 
     def require_dag(self, dag_id: str) -> None:
         """Raises `Refused` unless it may ask for runs of this DAG."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import logging
 from pathlib import Path
 from types import SimpleNamespace
@@ -58,15 +59,19 @@ def test_rejected_rows_fail_the_task_at_once(tmp_path: Path) -> None:
 
 
 def test_rows_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> None:
-    """By a connection of Airflow's."""
+    """By a connection of Airflow's, also one whose host is the folder of a Unix socket."""
     import psycopg
+    from sqlalchemy import make_url
 
-    url = postgres().replace("+psycopg", "")
-    with psycopg.connect(url) as connection:
+    url = make_url(postgres())
+    place = {"host": url.host or url.query["host"], "login": url.username, "schema": url.database}
+    place |= {"conn_type": "postgres", "password": url.password, "port": url.port}
+    monkeypatch.setenv("AIRFLOW_CONN_CLINIC", json.dumps(place))
+    libpq = url.set(drivername="postgresql").render_as_string(hide_password=False)
+    with psycopg.connect(libpq) as connection:
         connection.execute(
             "CREATE TABLE v AS SELECT 'p' AS person, DATE '2026-01-01' AS day, 3 AS age"
         )
-    monkeypatch.setattr("dpflow.airflow.load._server_url", lambda conn_id: url)
     options = {"source": (), "columns": None, "postgres_conn_id": "clinic", "source_table": "v"}
     assert operator(**options).execute(context(tmp_path))["loaded"]
 

@@ -91,13 +91,16 @@ def follow_receipt(plan: Plan, receipt: Receipt, ledger: Ledger) -> Plan:
     return follow_record(plan, ledger.release(receipt.release_id))
 
 
-def describe_charge(plan: Plan) -> str:
-    """One line for a task's log: what a release will be charged, unless it was paid before."""
+def describe_charge(plan: Plan, *, is_paid: bool = False) -> str:
+    """One line for a task's log: what a release will be charged, unless it was paid before; whether
+    it was, where somebody knows.
+    """
     epsilon, delta = plan.privacy_cost()
     blocks = ", ".join(plan.charged_blocks)
     return (
         f"{plan.request.name} ({plan.mechanism.name}): asks scope {plan.request.scope}"
         f"{f', block {blocks},' if blocks else ''} for epsilon {epsilon}, delta {delta}"
+        f"{'; it was paid before and is free' if is_paid else ''}"
     )
 
 
