@@ -49,7 +49,9 @@ class _Cookies:
         sealed = self._ledger.seal(text, name).replace("/", "_").replace("=", "-")
         is_local = is_loopback(request.url.hostname or "") and request.url.scheme == "http"
         # Who comes back from an issuer's page would bring no strict one; nothing is changed by a cookie.
-        same_site: Literal["strict", "lax"] = "strict" if "header" in content else "lax"
+        same_site: Literal["strict", "lax"] = (
+            "strict" if isinstance(content, Mapping) and "header" in content else "lax"
+        )
         response.set_cookie(
             name,
             sealed,

@@ -169,7 +169,8 @@ class Publications:
         self._kept[file.tag] = file
         while (
             len(self._kept) > 1
-            and sum(len(one.content or b"") for one in self._kept.values()) > _MAX_KEPT
+            # A copy: other threads keep files meanwhile.
+            and sum(len(one.content or b"") for one in [*self._kept.values()]) > _MAX_KEPT
         ):
             self._kept.popitem(last=False)
         return file

@@ -16,7 +16,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
 from dpflow.catalogue import TableName, resolve_ledger
 from dpflow.client.remote import is_loopback
@@ -33,6 +33,20 @@ PrincipalName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.@-]{0,62
 Door = Literal["sql", "release", "predict", "load", "contract", "gate", "read"]
 #: Begins names of DAGs. A delimiter ends it, so that team_a- is not the beginning of team_ab.
 DagPrefix = Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,100}[_.-]$")]
+
+
+def _resolve_file(file: Path, info: ValidationInfo) -> Path:
+    """A path from the folder of the service file, which is the context."""
+    return info.context / file if info.context else file
+
+
+def _resolve_place(place: str, info: ValidationInfo) -> str:
+    return place if "://" in place else str(_resolve_file(Path(place), info))
+
+
+File = Annotated[Path, AfterValidator(_resolve_file)]
+#: A file, or a URL.
+Place = Annotated[str, Field(min_length=1, max_length=1000), AfterValidator(_resolve_place)]
 
 
 class Claim(Strict):
@@ -71,7 +85,7 @@ class IssuerLogin(Strict):
     token: Annotated[str, Field(min_length=1, max_length=1000)]
     callback: Annotated[str, Field(max_length=1000, pattern=r"/budgets/callback$")]
     client_id: Annotated[str, Field(min_length=1, max_length=1000)]
-    client_secret: Path | None = None
+    client_secret: File | None = None
     scopes: Annotated[str, Field(pattern=r"^openid( [!-~]+)*$")] = "openid email"
 
 
@@ -92,7 +106,7 @@ class Issuer(Strict):
 
     issuer: Annotated[str, Field(min_length=1, max_length=1000)]
     audience: Annotated[str, Field(min_length=1, max_length=1000)]
-    keys: Annotated[str, Field(min_length=1, max_length=1000)]
+    keys: Place
     refresh_seconds: Annotated[float, Field(ge=1, le=86_400)] = 300
     leeway_seconds: Annotated[int, Field(ge=0, le=300)] = 10
     login: IssuerLogin | None = None
@@ -164,7 +178,7 @@ class Predictions(Strict):
 
     example = "{session: late.yml}"
 
-    session: Path
+    session: File
     pooled: bool = True
     outside: Literal["clamp", "refuse"] = "clamp"
     max_points: Annotated[int, Field(ge=1, le=10**6)] = 10_000
@@ -188,7 +202,7 @@ class Load(Strict):
     example = "{table: visits, source: 'incoming/{block}.csv', by: day}"
 
     table: TableName
-    source: Path
+    source: File
     by: Annotated[str, Field(min_length=1)]
     columns: str | None = None
     missing: tuple[str, ...] = ()
@@ -207,8 +221,8 @@ class ServedGate(Strict):
 
     example = "{gate: late.yml, champion: late.json}"
 
-    gate: Path
-    champion: Path | None = None
+    gate: File
+    champion: File | None = None
     better_by: Annotated[Exact, Field(ge=0)] = Fraction(0)
     max_seconds: Annotated[float, Field(ge=0.1, le=86_400)] = 120
 
@@ -229,7 +243,7 @@ class Publication(Strict):
     release: Annotated[str, Field(min_length=1, max_length=200)]
     scope: Annotated[str, Field(min_length=1, max_length=200)]
     principal: PrincipalName | None = None
-    copies: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    copies: tuple[Place, ...] = ()
 
 
 class Service(Strict):
@@ -254,11 +268,13 @@ class Service(Strict):
     """
 
     ledger: Annotated[str, Field(min_length=1)] | None = None
-    anchor: Path | None = None
-    tables: dict[TableName, Path] = Field(default_factory=dict)
-    public: dict[TableName, Path] = Field(default_factory=dict)
+    anchor: File | None = None
+    tables: dict[TableName, File] = Field(default_factory=dict)
+    public: dict[TableName, Annotated[File, AfterValidator(Path.resolve)]] = Field(
+        default_factory=dict
+    )
     loads: dict[TableName, Load] = Field(default_factory=dict)
-    contracts: dict[TableName, Path] = Field(default_factory=dict)
+    contracts: dict[TableName, File] = Field(default_factory=dict)
     gates: dict[TableName, ServedGate] = Field(default_factory=dict)
     published: dict[TableName, Publication] = Field(default_factory=dict)
     predict: Predictions | None = None
@@ -288,13 +304,14 @@ def load_service(path: Path) -> Service:
     Raises:
         InvalidDeclaration: it is none, naming the field; or every user of the machine may change it.
     """
+    folder = path.parent.resolve()
     try:
         with contextlib.suppress(FileNotFoundError):
             forbid_public_writing(path)
     except UntrustedPlace as error:
         raise InvalidDeclaration(f"no service starts from this file: {error.strerror}") from None
     try:
-        service = Service.model_validate(load_yaml(path, "service file"))
+        service = Service.model_validate(load_yaml(path, "service file"), context=folder)
     except ValidationError as error:
         raise InvalidDeclaration(f"{path} is not a service: {describe_problems(error)}") from None
     if len({issuer.issuer for issuer in service.issuers.values()}) < len(service.issuers):
@@ -329,49 +346,14 @@ def load_service(path: Path) -> Service:
     _require_one_budget(path, service)
     _require_own_dags(path, service)
     _require_publishers(path, service)
-    folder = path.parent.resolve()
-    predict = service.predict
-    return service.model_copy(
-        update={
-            "ledger": resolve_ledger(service.ledger, folder, path),
-            "anchor": service.anchor and folder / service.anchor,
-            "contracts": {name: folder / place for name, place in service.contracts.items()},
-            "tables": {name: folder / place for name, place in service.tables.items()},
-            "public": {name: (folder / place).resolve() for name, place in service.public.items()},
-            "loads": {
-                name: load.model_copy(update={"source": folder / load.source})
-                for name, load in service.loads.items()
-            },
-            "gates": {
-                name: gate.model_copy(
-                    update={
-                        "gate": folder / gate.gate,
-                        "champion": gate.champion and folder / gate.champion,
-                    }
-                )
-                for name, gate in service.gates.items()
-            },
-            "published": {
-                name: terms.model_copy(
-                    update={
-                        "copies": tuple(
-                            place if "://" in place else str(folder / place)
-                            for place in terms.copies
-                        )
-                    }
-                )
-                for name, terms in service.published.items()
-            },
-            "issuers": {
-                name: _resolve_issuer(issuer, folder) for name, issuer in service.issuers.items()
-            },
-            "predict": predict and predict.model_copy(update={"session": folder / predict.session}),
-        }
-    )
+    for issuer in service.issuers.values():
+        _require_safe_addresses(issuer)
+    ledger = resolve_ledger(service.ledger, folder, path)
+    return service.model_copy(update={"ledger": ledger})
 
 
-def _resolve_issuer(issuer: Issuer, folder: Path) -> Issuer:
-    """An issuer with absolute paths. Raises `InvalidDeclaration` for an address of it that anybody on the way may change."""
+def _require_safe_addresses(issuer: Issuer) -> None:
+    """Raises `InvalidDeclaration` for an address of an issuer that anybody on the way may change."""
     login = issuer.login
     addresses = [] if login is None else [login.authorize, login.token, login.callback]
     for address in [*addresses, *([issuer.keys] if "://" in issuer.keys else [])]:
@@ -382,10 +364,6 @@ def _resolve_issuer(issuer: Issuer, folder: Path) -> Issuer:
             raise InvalidDeclaration(
                 f"{issuer.issuer} is asked at {address}, where anybody on the way may change the answer; write https://"
             )
-    if login is not None and login.client_secret is not None:
-        login = login.model_copy(update={"client_secret": folder / login.client_secret})
-    keys = issuer.keys if "://" in issuer.keys else str(folder / issuer.keys)
-    return issuer.model_copy(update={"keys": keys, "login": login})
 
 
 def _find_problem(service: Service, principal: Principal) -> str:

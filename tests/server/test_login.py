@@ -131,6 +131,7 @@ def world(tmp_path_factory: pytest.TempPathFactory, issuer: Issuer) -> ServiceWo
     service["issuers"] = {
         "corp": {"issuer": issuer.url, "audience": "dpflow", "keys": f"{issuer.url}/keys"},
         "other": {"issuer": f"{issuer.url}/", "audience": "dpflow", "keys": f"{issuer.url}/keys"},
+        "header": {"issuer": f"{issuer.url}/h", "audience": "dpflow", "keys": f"{issuer.url}/keys"},
     }
     for issuer_terms in service["issuers"].values():
         issuer_terms["login"] = login
@@ -217,6 +218,13 @@ def test_a_cookie_needs_tls_beyond_this_machine(apps: list[Any]) -> None:
         far = TestClient(apps[0], base_url=base, follow_redirects=False)
         cookie = far.get("/budgets/login/corp").headers["set-cookie"].lower()
         assert ("secure" in cookie) is is_secure and "httponly" in cookie
+
+
+def test_the_cookie_of_a_login_comes_back_from_the_issuer(browser: Any) -> None:
+    """Whatever the issuer's name is: a strict cookie would not."""
+    for name in ("corp", "header"):
+        cookie = browser.get(f"/budgets/login/{name}").headers["set-cookie"].lower()
+        assert "samesite=lax" in cookie
 
 
 def test_a_session_ends(browser: Any, world: ServiceWorld, monkeypatch: pytest.MonkeyPatch) -> None:
