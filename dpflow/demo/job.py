@@ -79,7 +79,11 @@ def run_demo(root: Path, days: int, console: Console, *, resume: bool = False) -
     """
     began = time.monotonic()
     with lock_workspace(root), exit_on_signals():
-        demo = _resume_demo(root) if resume else _begin_demo(root, days)
+        workspace = find_workspace(root) if resume else Workspace(root)
+        if read_supervisor(workspace):
+            raise InvalidInput("the demo's Airflow is up; run dpflow demo --down (make down) first")
+        end_leftovers(workspace)
+        demo = _resume_demo(workspace) if resume else _begin_demo(root, days)
         try:
             _do_steps(demo, console)
         except BaseException:  # also Ctrl-C and signals
@@ -92,29 +96,21 @@ def run_demo(root: Path, days: int, console: Console, *, resume: bool = False) -
 
 
 def _begin_demo(root: Path, days: int) -> Demo:
-    workspace = Workspace(root)
-    if read_supervisor(workspace):
-        raise InvalidInput("the demo's Airflow is up; run dpflow demo --down (make down) first")
-    end_leftovers(workspace)
     dates = [str(FIRST_DAY + dt.timedelta(days=n)) for n in range(days)]
     demo = Demo(create_workspace(root), DemoFacts(days=dates))
     demo.save_facts()
     return demo
 
 
-def _resume_demo(root: Path) -> Demo:
-    workspace = find_workspace(root)
-    if read_supervisor(workspace):
-        raise InvalidInput("the demo's Airflow is up; run dpflow demo --down (make down) first")
-    end_leftovers(workspace)
+def _resume_demo(workspace: Workspace) -> Demo:
     try:
         facts = DemoFacts(**parse_json(workspace.progress_file.read_text()))
     except (OSError, ValueError, TypeError):
         raise InvalidInput(
-            f"{root} has no progress to resume; run dpflow demo without --resume"
+            f"{workspace.root} has no progress to resume; run dpflow demo without --resume"
         ) from None
     if not facts.steps:  # grants may be half made, so from the start
-        return _begin_demo(root, len(facts.days))
+        return _begin_demo(workspace.root, len(facts.days))
     return Demo(workspace, facts)
 
 

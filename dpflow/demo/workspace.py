@@ -6,7 +6,6 @@ import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 
 import dpflow
@@ -27,85 +26,45 @@ preload_tasks("skops.io", "sklearn.linear_model", "sklearn.tree", "pandas", "mlf
 """
 
 
-@dataclass(frozen=True)
 class Workspace:
-    """Every path below the demo's folder ``root``."""
+    """Every path below the demo's folder.
 
-    root: Path
+    Attributes:
+        dags: the copied workflows, their tables and the owner's script.
+        private_folder: what only the owner may read.
+        private_database: the private tables.
+        published_database: what everybody may read.
+        ledger_file: the ledger.
+        anchor: the ledger's anchor: in the workspace, because both are made and deleted together.
+        models: the analyst's candidates.
+        tracking_uri: the model registry whose alias the gate moves.
+        airflow_home: Airflow's configuration, metadata and task logs.
+        logs: logs of Airflow's processes, and the process ids of their supervisor.
+        supervisor_file: process id of the supervisor that `dpflow demo --up` left running.
+        progress_file: what the demo has done and seen, step by step.
+        fault_file: is there unless the next draw shall kill its task.
+        report: the page of plots.
+    """
 
-    @property
-    def dags(self) -> Path:
-        """The copied workflows, their tables and the owner's script."""
-        return self.root / "dags"
-
-    @property
-    def private_folder(self) -> Path:
-        """What only the owner may read."""
-        return self.root / "private"
-
-    @property
-    def private_database(self) -> Path:
-        """The private tables."""
-        return self.private_folder / "flights.duckdb"
-
-    @property
-    def published_database(self) -> Path:
-        """What everybody may read."""
-        return self.root / "published.duckdb"
-
-    @property
-    def ledger_file(self) -> Path:
-        """The ledger."""
-        return self.root / "ledger.sqlite"
-
-    @property
-    def anchor(self) -> Path:
-        """The ledger's anchor: in the workspace, because both are made and deleted together."""
-        return self.root / "anchor"
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.dags = root / "dags"
+        self.private_folder = root / "private"
+        self.private_database = self.private_folder / "flights.duckdb"
+        self.published_database = root / "published.duckdb"
+        self.ledger_file, self.anchor = root / "ledger.sqlite", root / "anchor"
+        self.models = root / "models"
+        self.tracking_uri = f"sqlite:///{root / 'mlflow.db'}"
+        self.airflow_home = root / "airflow"
+        self.logs = root / "logs"
+        self.supervisor_file = root / "supervisor.pid"
+        self.progress_file = root / "progress.json"
+        self.fault_file = root / "fault-fired"
+        self.report = root / "report.html"
 
     def open_ledger(self, *, create: bool = False) -> Ledger:
         """The ledger under its anchor."""
         return Ledger(self.ledger_file, anchor=self.anchor, create=create)
-
-    @property
-    def models(self) -> Path:
-        """The analyst's candidates."""
-        return self.root / "models"
-
-    @property
-    def tracking_uri(self) -> str:
-        """The model registry whose alias the gate moves."""
-        return f"sqlite:///{self.root / 'mlflow.db'}"
-
-    @property
-    def airflow_home(self) -> Path:
-        """Airflow's configuration, metadata and task logs."""
-        return self.root / "airflow"
-
-    @property
-    def logs(self) -> Path:
-        """Logs of Airflow's processes, and the process ids of their supervisor."""
-        return self.root / "logs"
-
-    @property
-    def supervisor_file(self) -> Path:
-        """Process id of the supervisor that `dpflow demo --up` left running."""
-        return self.root / "supervisor.pid"
-
-    @property
-    def progress_file(self) -> Path:
-        """What the demo has done and seen, step by step."""
-        return self.root / "progress.json"
-
-    @property
-    def fault_file(self) -> Path:
-        """Is there unless the next draw shall kill its task."""
-        return self.root / "fault-fired"
-
-    @property
-    def report(self) -> Path:
-        """The page of plots."""
-        return self.root / "report.html"
 
     @property
     def exists(self) -> bool:

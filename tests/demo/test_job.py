@@ -192,4 +192,4 @@ def test_facts_survive_their_file(tmp_path: Path) -> None:
     workspace = create_workspace(tmp_path / "demo")
     facts = DemoFacts(days=["2013-01-01"], steps=["load_and_grant"], naive={"verdict": "yes"})
     job.Demo(workspace, facts).save_facts()
-    assert job._resume_demo(workspace.root).facts == facts
+    assert job._resume_demo(workspace).facts == facts
