@@ -21,6 +21,7 @@ from service_world import RELEASE, TOKENS, ServiceWorld, asker, headers_of, serv
 from dpflow.engine.releases.copies import find_latest
 from dpflow.engine.releases.republish import read_settled
 from dpflow.errors import InvalidDeclaration
+from dpflow.server.publications import Publications, PublishedFile
 from dpflow.server.service import load_service
 
 
@@ -207,3 +208,17 @@ def test_a_run_of_the_future_is_not_the_latest_for_ever(tmp_path: Path) -> None:
         # Times are whole seconds: of one name the later charge is the latest.
         again, other = replace(published, release_id="later"), replace(published, release="other")
         assert find_latest([published, other, again]) == [again, other]
+
+
+def test_a_reader_keeps_a_file_while_another_counts_what_is_kept() -> None:
+    kept = Publications({}, {}, None)  # type: ignore[arg-type]
+
+    class Content(bytes):
+        def __len__(self) -> int:
+            if "late" not in kept._kept:
+                kept._keep(PublishedFile("late", "csv", b"x"))
+            return 1
+
+    for tag in ("first", "second"):
+        kept._keep(PublishedFile(tag, "csv", Content(b"x")))
+    assert {*kept._kept} == {"first", "second", "late"}

@@ -107,8 +107,8 @@ def to_units_down(amount: Fraction, unit: Fraction) -> int:
     return amount // unit
 
 
-def exact_text(amount: Fraction) -> str:
-    """The exact amount as a string that `exact` reads back: ``"0.1"``, ``"1e-12"`` or ``"1/3"``."""
+def decimal_places(amount: Fraction) -> int | None:
+    """How many decimals write an amount, and all its multiples; None if none do."""
     rest, digits = amount.denominator, 0
     # A ratio has a finite decimal form only if 2 and 5 alone divide its denominator.
     for prime in (2, 5):
@@ -116,7 +116,13 @@ def exact_text(amount: Fraction) -> str:
         while rest % prime == 0:
             rest, power = rest // prime, power + 1
         digits = max(digits, power)
-    if rest != 1:
+    return digits if rest == 1 else None
+
+
+def exact_text(amount: Fraction) -> str:
+    """The exact amount as a string that `exact` reads back: ``"0.1"``, ``"1e-12"`` or ``"1/3"``."""
+    digits = decimal_places(amount)
+    if digits is None:
         return f"{amount.numerator}/{amount.denominator}"
     sign = "-" if amount < 0 else ""
     scaled = abs(amount.numerator) * 10**digits // amount.denominator

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
+from dpflow.core.accounting.amounts import decimal_places
 from dpflow.core.contract.contribution import (
     GroupLimits,
     Limit,
@@ -226,7 +227,7 @@ class Column(Strict):
         value = grid * self.step
         if value.denominator == 1:
             return int(value)
-        near, digits = float(value), _decimal_places(self.step)
+        near, digits = float(value), decimal_places(self.step)
         # No decimals write a third: there what is nearer to it than to the steps beside it has to do.
         if (
             round(Fraction(near) / self.step) == grid
@@ -247,7 +248,7 @@ class Column(Strict):
         ends = [abs(grid * self.step) for grid in self.grid_bounds()]
         if self.step.denominator == 1:
             return "whole" if max(ends) < 2**63 else "huge"
-        digits = _decimal_places(self.step)
+        digits = decimal_places(self.step)
         if digits is None:
             if max(ends) < 2**51 * self.step:
                 return "number"
@@ -270,14 +271,3 @@ def default_step(lower: Fraction, upper: Fraction) -> Fraction:
 def _enough_places(step: Fraction) -> int:
     """Decimals that tell multiples of a step apart, where none write them."""
     return len(str(step.denominator)) + 1
-
-
-def _decimal_places(step: Fraction) -> int | None:
-    """How many decimals write every multiple of a step; None if none do."""
-    rest, digits = step.denominator, 0
-    for prime in (2, 5):
-        power = 0
-        while rest % prime == 0:
-            rest, power = rest // prime, power + 1
-        digits = max(digits, power)
-    return digits if rest == 1 else None
