@@ -59,6 +59,13 @@ def sum_columns(sums: int) -> GroupedSums:
     return GroupedSums(None, None, 1, 6, tuple((f"a{i}", 0) for i in range(sums)))
 
 
+#: Units of 64 bits and UUIDs are added up in a hash table, as by the floors; rounding values to exact sums, and the draws,
+#: come to that. What is reached, as a profile shows.
+REACHED = {
+    "count and sum, unit ids of 64 bits": 1.1,
+    "count and sum, UUIDs": 1.12,
+    "count and sum, skewed UUIDs": 1.3,
+}
 CASES: tuple[tuple[str, str, DataRequest, str], ...] = (
     ("count and sum, small unit ids", "small", sum_columns(1), rescaled("small", 1)),
     ("count and sum, unit ids of 64 bits", "wide", sum_columns(1), rescaled("wide", 1)),
@@ -111,7 +118,7 @@ def measure_shape(
     actions |= {floor: sql(path, floor) for floor in floors}
     (wall, cpu), *others = wall_and_cpu(actions, repeats=5).values()
     floor_wall, floor_cpu = (min(other[i] for other in others) for i in (0, 1))
-    hold(f"{name}, of the best SQL", wall / floor_wall, tables.BAR)
+    hold(f"{name}, of the best SQL", wall / floor_wall, tables.BAR, reached=REACHED.get(name))
     return (
         name,
         f"{wall:.2f} s, {cpu:.2f} s",
