@@ -177,6 +177,11 @@ class Plugin(BasePlugin):
             return
         with self._connection.cursor() as cursor:
             stored = [name for name, *_ in cursor.execute(f"DESCRIBE FROM {existing}").fetchall()]
+        if missing := [name for name in ABOUT if name not in stored]:
+            raise InvalidInput(
+                f"the model's table has no column {missing[0]!r}, so it holds no answers of dpflow; nothing was charged; move "
+                "it away, or begin anew with --full-refresh"
+            )
         if not fits_columns([name for name in stored if name not in ABOUT], columns):
             raise InvalidInput(
                 "the model's table has answers of other columns; nothing was charged; call the model otherwise, or begin "

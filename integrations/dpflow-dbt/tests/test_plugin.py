@@ -296,6 +296,12 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     with pytest.raises(DbtRuntimeError, match="answers of other columns; nothing was charged"):
         build(project, sql=DAILY.replace("AS n", "AS m"))
     assert project.published.execute(read).fetchall() == both and project.spent() == spent
+    # A table that dpflow did not write is not added to.
+    project.published.execute("CREATE TABLE made_up AS SELECT 'Bonn' AS city, 7 AS n")
+    config = {"id": "m", "sql": f"{DAILY} LIMIT 1", "options": {"epsilon": 2}, "existing": "made_up"}  # fmt: skip
+    with pytest.raises(DbtRuntimeError, match="no column 'block', so it holds no answers"):
+        project.plugin.store(SimpleNamespace(relation='"main"."answer"', config=config))
+    assert project.spent() == spent
     # A day without a row has the same columns, and takes no other's place.
     described = project.published.execute("DESCRIBE m").fetchall()
     build(project, "2020-01-03", sql=f"{DAILY} HAVING n > 1000000")
