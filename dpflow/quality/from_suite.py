@@ -191,7 +191,8 @@ def read_suites(path: Path) -> list[dict[str, Any]]:
     Expectations.
 
     Raises:
-        InvalidInput: no file, no JSON, neither suite nor checkpoint, or a suite that is not in the project.
+        InvalidInput: no file, no JSON, neither suite nor checkpoint, a checkpoint of several assets, or a suite that is
+            not in the project.
     """
     content = _read_json(path)
     if isinstance(content.get("expectations"), list):
@@ -201,11 +202,24 @@ def read_suites(path: Path) -> list[dict[str, Any]]:
             f"{path} is neither a suite nor a checkpoint of Great Expectations 1: it has no expectations and no "
             "validation_definitions; save it with the version 1 of Great Expectations"
         )
-    home, suites = path.parent.parent, {}
+    home, suites, assets = path.parent.parent, {}, set()
     for reference in content["validation_definitions"]:
         definition = _read_json(_member(home, "validation_definitions", reference))
+        data = definition.get("data")
+        parts = (
+            data.get(key) if isinstance(data, Mapping) else None for key in ("datasource", "asset")
+        )
+        assets.add(
+            tuple(str(part.get("name")) if isinstance(part, Mapping) else "" for part in parts)
+        )
         suite = _member(home, "expectations", definition.get("suite"))
         suites[suite] = _read_json(suite)
+    if len(assets) > 1:
+        names = ", ".join(sorted(asset for _, asset in assets))
+        raise InvalidInput(
+            f"{path} validates several tables ({names}), and a contract is of one; give the suite's own file, or a checkpoint "
+            "of one asset"
+        )
     return list(suites.values())
 
 

@@ -279,6 +279,19 @@ def test_a_checkpoint_becomes_a_contract(
         "# not checked: expect_column_values_to_be_unique of age: is no sum over rows, and no quantile",
         "# rows without person are in no check, and in all of Great Expectations",
     ]
+    # A second table's suite would be asked of this one.
+    for asset, problem in (("machines", r"several tables \(machines, visits\)"), ("visits", "")):
+        for name, of in (("v", "visits"), ("w", asset)):
+            data = {"datasource": {"name": "d"}, "asset": {"name": of}, "batch_definition": {"name": name}}  # fmt: skip
+            definition = {"name": name, "suite": {"name": "visits"}, "data": data}
+            (project / f"validation_definitions/{name}.json").write_text(json.dumps(definition))
+        both = {"validation_definitions": [{"name": "v"}, {"name": "w"}]}
+        (project / "checkpoints/daily.json").write_text(json.dumps(both))
+        if problem:
+            with pytest.raises(InvalidInput, match=problem):
+                read_suites(project / "checkpoints" / "daily.json")
+        else:
+            assert len(read_suites(project / "checkpoints" / "daily.json")) == 1
     (project / "checkpoints/daily.json").write_text(
         json.dumps({"validation_definitions": [{"name": "../../secret"}]})
     )
