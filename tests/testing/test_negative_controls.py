@@ -33,12 +33,7 @@ from tests.testing.corpus import (
     CONTROLS,
     TWINS,
     Control,
-    broken_deltas,
-    broken_moves,
-    broken_properties,
-    broken_ranges,
     broken_unions,
-    broken_widths,
 )
 from tests.testing.corpus.broken_moves import RunningTotals
 from tests.testing.corpus.broken_releases import RaisesOnEmpty
@@ -54,22 +49,16 @@ LEAST = {
 }
 
 
-#: Of these families one of each kind is in every run.
-SAMPLED = tuple(
-    family.__name__
-    for family in (broken_moves, broken_deltas, broken_ranges, broken_properties, broken_widths)
-)
-#: Of these none is: `test_unions_lose_what_their_mistakes_cost` is quicker.
+#: Of these none is in every run: `test_unions_lose_what_their_mistakes_cost` is quicker.
 SLOW = (broken_unions.__name__,)
 
 
 def sample_families(items: Sequence[Any], kind: Callable[[Any], tuple[str, str]]) -> list[Any]:
-    """All items, of which those of the sampled families are slow but for the first of each kind."""
+    """All items, of which those of one family and kind are slow but for the first."""
     kinds, cases = set[tuple[str, str]](), []
     for item in items:
-        is_first = kind(item) not in kinds
+        is_slow = kind(item)[0] in SLOW or kind(item) in kinds
         kinds.add(kind(item))
-        is_slow = kind(item)[0] in SLOW or (kind(item)[0] in SAMPLED and not is_first)
         cases.append(pytest.param(item, marks=pytest.mark.slow) if is_slow else item)
     return cases
 

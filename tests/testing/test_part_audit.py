@@ -234,6 +234,7 @@ def test_costs_compose_to_the_guarantee(
     assert composes(listed, epsilon, delta) is holds
 
 
+@pytest.mark.slow  # models are trained; `HalfOfTheMoves` is caught likewise in every run
 def test_noise_for_less_than_the_proof_allows_is_caught_where_no_table_shows_it() -> None:
     """The models of `predict_linear` move by a tenth of what their stability is proved for."""
     registry = Registry.load()

@@ -17,20 +17,30 @@ from dpflow.core.contract.requests import GroupedSums, UnboundedValues
 from dpflow.core.contract.results import Result
 from dpflow.engine.releases import certificates
 from dpflow.engine.releases.certificates import MechanismCertificate
+from dpflow.mechanisms.bounds import Bounds
 from dpflow.mechanisms.count import Count
+from dpflow.mechanisms.private_histogram import PrivateHistogram
+from dpflow.registry import Registry
 from dpflow.testing.code_constants import list_constants
-from dpflow.testing.examples import examples_for, plan_mechanism
+from dpflow.testing.examples import (
+    EXAMPLE_TABLE,
+    examples_for,
+    plan_mechanism,
+    typical_answer,
+)
 from dpflow.testing.generated_checks import find_violation
-from dpflow.testing.generated_ranges import range_cases
+from dpflow.testing.generated_ranges import MAX_KEYS, range_cases
 from dpflow.testing.generated_tables import (
     MAX_UNITS,
     EqualUnits,
+    _distinct_units,
+    _name_tables,
     answer_units,
     generate_cases,
     list_sizes,
     tiny_rows,
 )
-from dpflow.testing.harness import NotConformant
+from dpflow.testing.harness import LimitedSource, NotConformant, StreamSource
 from dpflow.testing.mechanism_audit import _check_conduct, audit_mechanism
 from dpflow.testing.neighbours import answer_fingerprint
 from dpflow.testing.sensitivity_audit import check_moves
@@ -117,11 +127,50 @@ def test_generated_plans_reach_the_ends_of_every_range() -> None:
     assert len(plans) == len(cases) > 100
 
 
-def test_answers_on_equal_units_are_those_of_the_reference() -> None:
+def test_tables_have_one_name_where_their_answers_are_equal() -> None:
+    """Of each kind of request, tables of one and two units: names add up over units, and answers are compared."""
+    kinds = dict[type, Any]()
+    for mechanism in Registry.load().mechanisms.values():
+        cases = generate_cases(mechanism) if isinstance(mechanism, Mechanism) else ()
+        for case in cases[:40]:
+            params, _ = plan_mechanism(mechanism, case.table, case.params)
+            request = mechanism.data_request(params, case.table)
+            kinds.setdefault(
+                (type(request), getattr(request, "keys", None) is None), (request, case.table)
+            )
+    assert len(kinds) >= 7
+    for request, table in kinds.values():
+        try:
+            units = _distinct_units(request, table)
+        except TypeError:  # without a reference answer
+            continue
+        name_tables, named = _name_tables(request, table, units), set[Any]()
+        for company in ((), *((i,) for i in range(len(units)))):
+            names, alone = name_tables(company)
+            shared = [units[i] for i in company]
+            tables = [shared, *([*shared, unit] for unit in units)]
+            answers = [answer_fingerprint(answer_units(request, table, one)) for one in tables]
+            named |= {*zip([alone, *names], answers, strict=True)}
+        assert len(named) == len(dict(named)) == len({answer for _, answer in named}), request
+
+
+def test_a_draw_for_as_many_keys_as_plans_have_is_not_without_an_end() -> None:
+    """One for 389 keys was refused, and the audit refuted a sound mechanism."""
+    keys = [str(number) for number in range(MAX_KEYS)]
+    kind = EXAMPLE_TABLE.column("kind").model_copy(update={"public_keys": tuple(keys)})
+    table = EXAMPLE_TABLE.model_copy(update={"columns": {**EXAMPLE_TABLE.columns, "kind": kind}})
+    params, _ = plan_mechanism(Bounds(), table, {"column": "amount", "epsilon": "1", "by": "kind"})
+    answer = typical_answer(Bounds().data_request(params, table), table)
+    result = Bounds().draw(params, table, answer, LimitedSource(StreamSource(0)))
+    assert len({row.key for row in result.rows}) == MAX_KEYS
+
+
+@pytest.mark.parametrize("mechanism", [Count(), PrivateHistogram()], ids=lambda one: one.name)
+def test_answers_on_equal_units_are_those_of_the_reference(mechanism: Mechanism[Any]) -> None:
     """Multiples of one unit's answer, also beside a unit without values."""
-    for case in generate_cases(Count())[:8]:
-        params, _ = plan_mechanism(Count(), case.table, case.params)
-        request = Count().data_request(params, case.table)
+    for case in generate_cases(mechanism)[:8]:
+        params, _ = plan_mechanism(mechanism, case.table, case.params)
+        request = mechanism.data_request(params, case.table)
         assert isinstance(request, GroupedSums)
         units, unit = EqualUnits(request, case.table), tuple(tiny_rows(case.table)[-1:])
         for n, absent in ((0, 0), (1, 0), (5, 1), (7, 0)):

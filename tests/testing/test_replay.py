@@ -27,7 +27,7 @@ from dpflow.mechanisms.mean import Variance
 from dpflow.testing import enumeration, exact_divergence
 from dpflow.testing.examples import examples_for
 from dpflow.testing.given_sides import Sides
-from dpflow.testing.replay import DrawRun, Run, climb_losses, draw_losses
+from dpflow.testing.replay import DrawRun, Run, climb_losses, compare_laws, draw_losses
 from dpflow.testing.replay_audit import (
     ReplayedRuns,
     bound_delta,
@@ -51,6 +51,14 @@ def test_a_shift_of_laplace_noise_loses_its_distance_over_the_scale() -> None:
     assert found.max() == pytest.approx(1) and found.min() == pytest.approx(-1)
     weak = draw_losses(add_to(3), add_to(5), 300, factor=3)
     assert weak.max() == pytest.approx(3)
+
+
+def test_laws_have_one_name_where_their_losses_have_one_law() -> None:
+    """The distance counts, not where numbers lie; and a side that tells rows by another way has no name."""
+    names = [compare_laws(add_to(a), add_to(b), 3)[1] for a, b in ((3, 5), (7, 9), (5, 3), (3, 6))]
+    assert names[0] == names[1] and len({*names, None}) == 4
+    losses, name = compare_laws(add_to(3), lambda source: (add_to(5)(source), 1), 3)
+    assert name is None and (losses == math.inf).all()
 
 
 def test_gaussian_losses_give_the_delta_of_the_discrete_gaussian() -> None:

@@ -123,8 +123,10 @@ def test_an_import_opens_files_and_leaks_nothing() -> None:
     assert "open was called" in output()
 
 
+@pytest.mark.parametrize("effort", [1 / 4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", [plugin.NoisyRows, plugin.AskRows])
-def test_the_sound_plugin_passes(kind: type[AnyMechanism]) -> None:
+def test_the_sound_plugin_passes(kind: type[AnyMechanism], effort: float) -> None:
     """The same plugin without a mistake: what is refused is the mistake."""
-    for check in conformance_checks(kind()):
-        check.run()
+    with spend_effort(effort):
+        for check in conformance_checks(kind()):
+            check.run()

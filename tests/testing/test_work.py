@@ -80,7 +80,11 @@ def test_checks_ask_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
                 check.run()
 
 
-@pytest.mark.parametrize("mechanism", [FloatLaplace(), HalfTheCost()], ids=lambda m: m.name)
+@pytest.mark.parametrize(
+    "mechanism",
+    [FloatLaplace(), pytest.param(HalfTheCost(), marks=SLOW)],
+    ids=lambda m: type(m).__name__,
+)
 def test_a_refusal_by_draws_is_the_same_each_time(mechanism: Any) -> None:
     """To the last digit of the loss that was measured."""
 
