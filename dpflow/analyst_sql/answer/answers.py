@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import product
 from typing import Any
 
 from dpflow.analyst_sql.answer.guarded_query import guard_query
@@ -250,14 +251,14 @@ def run_query(
     """
     planned = [table.with_planned_kinds() for table in tables]
     failure = ""
-    for guarded, tried in ((False, tables), (False, planned), (True, tables), (True, planned)):
+    for guards, tried in product((None, False, True), (tables, planned)):
         if tried is planned and planned == list(tables):
             continue
         rows = [*query.public, *(table.write_rows() for table in tried)]
         try:
-            if not guarded:
+            if guards is None:
                 return tried, query, PROCESS.run(rows, query.sql)
-            tree = guard_query(query.tree, PROCESS.list_aggregates())
+            tree = guard_query(query.tree, PROCESS.list_aggregates(), tries_joins=guards)
             names = [name for name, _ in PROCESS.describe(rows, query.sql).columns]
             result = PROCESS.run(rows, write_sql(tree))
             kinds = [kind for _, kind in result.columns]

@@ -42,18 +42,20 @@ _COMPARISONS = (exp.EQ, exp.NEQ, exp.GT, exp.GTE, exp.LT, exp.LTE)
 _FIELDS = "dpflow guarded"
 
 
-def guard_query(tree: Any, aggregates: frozenset[str]) -> Any:
+def guard_query(tree: Any, aggregates: frozenset[str], tries_joins: bool = False) -> Any:
     """A copy of a query in which each expression that may fail is NULL where it does.
 
     Args:
         aggregates: names of DuckDB's aggregate functions, in lower case.
+        tries_joins: comparisons of a join, too, whose sides may have no type in common that holds both: then DuckDB
+            looks at every pair of rows.
     """
-    return _Guard(aggregates).visit(tree.copy().transform(_write_macro))
+    return _Guard(aggregates, tries_joins).visit(tree.copy().transform(_write_macro))
 
 
 class _Guard:
-    def __init__(self, aggregates: frozenset[str]) -> None:
-        self._aggregates = aggregates
+    def __init__(self, aggregates: frozenset[str], tries_joins: bool) -> None:
+        self._aggregates, self._tries_joins = aggregates, tries_joins
         # Grouping expressions of the SELECT around, and whether it has aggregates or windows.
         self._groups: list[Any] = []
         self._is_plain = True
@@ -97,11 +99,13 @@ class _Guard:
         return select
 
     def _visit_condition(self, node: Any) -> Any:
-        """A join's condition: comparisons stay, by which DuckDB finds partners."""
+        """A join's condition: comparisons stay, by which DuckDB finds partners, unless they are tried."""
         if isinstance(node, exp.And | exp.Paren):
             return change_parts(node, self._visit_condition)
         if isinstance(node, _COMPARISONS):
-            return change_parts(node, self._guard)
+            is_tried = self._tries_joins and not any(map(self._is_special, node.walk()))
+            compared = change_parts(node, self._guard)
+            return exp.Try(this=compared) if is_tried else compared
         return self._guard(node)
 
     def _is_special(self, node: Any) -> bool:

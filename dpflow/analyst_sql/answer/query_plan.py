@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sqlglot import exp
+
 from dpflow.analyst_sql.answer.answers import compute_answer
 from dpflow.analyst_sql.answer.guarded_query import guard_query
 from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan, describe_min_units
-from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_samples
+from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_extremes, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
 from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText, read_source, refusal_of
@@ -292,8 +294,20 @@ def describe_columns(
     with NULL where an expression fails, is refused before anything is charged. Raises `Refusal`.
     """
     rejected: QueryRejected | None = None
+    tables = expect_tables(query, keys)
     try:
-        return describe_samples(query, fill_samples(expect_tables(query, keys)))
+        columns = describe_samples(query, fill_samples(tables))
+        try:
+            if any(map(_matches_rows, query.tree.walk())):
+                describe_samples(query, fill_extremes(query, tables))
+            return columns
+        except QueryRejected:
+            pass
+        raise Refusal(
+            "binding",
+            "a key may have a value for which the type of what it is matched with has no room, and then DuckDB fails; write "
+            "JOIN ... ON in place of USING, or TRY_CAST one of both to the type of the other",
+        )
     except QueryRejected as error:
         rejected = error
     if rejected.kind == "query":
@@ -302,6 +316,12 @@ def describe_columns(
         raise Refusal("binding", f"DuckDB cannot compute it from released rows: {what[:400]}")
     rule, what = _REJECTED[rejected.kind]
     raise Refusal(rule, what.format(name=rejected.name[:60]), start=source.find_word(rejected.name))
+
+
+def _matches_rows(part: Any) -> bool:
+    """Whether a part of a query brings columns of several relations to one type."""
+    is_set = isinstance(part, exp.In | exp.Any | exp.All) and part.find(exp.Query) is not None
+    return is_set or isinstance(part, exp.Join | exp.SetOperation)
 
 
 def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tuple[str, str]]:
@@ -316,14 +336,14 @@ def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tup
             raise
         failure = error
     columns = PROCESS.describe(samples, query.sql).columns
-    try:
-        with suppress(QueryStopped):
-            guarded = write_sql(guard_query(query.tree, PROCESS.list_aggregates()))
-            PROCESS.run(samples, guarded, _SAMPLE_SECONDS)
-    except QueryRejected:
-        # What it says of the guarded query is of no text that anybody wrote.
-        raise failure from None
-    return columns
+    for tries_joins in (False, True):
+        # What it says of a guarded query is of no text that anybody wrote.
+        with suppress(QueryRejected):
+            with suppress(QueryStopped):
+                tree = guard_query(query.tree, PROCESS.list_aggregates(), tries_joins)
+                PROCESS.run(samples, write_sql(tree), _SAMPLE_SECONDS)
+            return columns
+    raise failure
 
 
 #: Most time of a run over made-up rows.

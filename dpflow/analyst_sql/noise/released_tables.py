@@ -337,6 +337,46 @@ def fill_samples(tables: Sequence[RowTable]) -> list[RowTable]:
     ]
 
 
+#: The ends of types of keys.
+_EXTREMES: Mapping[str, list[Any]] = {
+    "BIGINT": [-(2**63), 2**63 - 1],
+    "HUGEINT": [str(1 - 2**127), str(2**127 - 1)],
+    "UHUGEINT": ["0", str(2**128 - 1)],
+    "DATE": ["-infinity", "infinity", "5877642-06-25 (BC)", "5881580-07-10"],
+    "TIMESTAMP": [
+        *("-infinity", "infinity", "290309-12-22 (BC) 00:00:00"),
+        "294247-01-10 04:00:54.775806",
+    ],
+}
+
+
+def fill_extremes(query: SplitQuery, tables: Sequence[RowTable]) -> list[RowTable]:
+    """Tables of `expect_tables` with all public rows, and with keys that may be released: the public ones, or the ends of
+    their types.
+    """
+    public = len(query.public)
+    filled = list(tables[:public])
+    for release, table in zip(query.releases, tables[public:]):
+        columns = [_list_samples(kind) for _, kind in table.columns]
+        for n, (group, (_, kind)) in enumerate(zip(release.groups, table.columns)):
+            if group.op != "column":
+                continue
+            listed = release.table.column(".".join(group.args[0])).public_keys
+            columns[n] = [*columns[n], *_list_ends(kind)] if listed is None else list(listed)
+        length = max(map(len, columns), default=0)
+        padded = [values + [None] * (length - len(values)) for values in columns]
+        filled.append(replace(table, values=padded))
+    return filled
+
+
+def _list_ends(kind: str) -> list[Any]:
+    if not kind.startswith("DECIMAL"):
+        return _EXTREMES.get(kind, [])
+    width, scale = map(int, kind[8:-1].split(","))
+    nines = f"{'9' * (width - scale) or '0'}.{'9' * scale or '0'}"
+    return [nines, f"-{nines}"]
+
+
 def _list_samples(kind: str) -> list[Any]:
     if kind.startswith("DECIMAL"):
         # Of the last digit: others may have no place.
