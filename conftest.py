@@ -7,6 +7,7 @@ import contextlib
 import gc
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Iterator
 
@@ -39,18 +40,26 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 gc.set_threshold(200_000, 20, 20)
 
 
+#: How many modules were loaded when everything was last left out of later collections.
+n_loaded = 0
+
+
 def pytest_collection_finish() -> None:
     """Leave what was imported out of every later collection: to look at all of it takes half a CPU second."""
+    global n_loaded
     gc.freeze()
+    n_loaded = len(sys.modules)
 
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
-    """Leave out what the tests of a module imported, too: a search of all of a worker takes half a second."""
+    """Leave out what tests imported, too, where it was much: a search of all of a worker takes half a second."""
+    global n_loaded
     yield
-    if nextitem is None or nextitem.path != item.path:
+    if (nextitem is None or nextitem.path != item.path) and len(sys.modules) > n_loaded + 100:
         gc.collect()
         gc.freeze()
+        n_loaded = len(sys.modules)
 
 
 def pytest_unconfigure() -> None:
