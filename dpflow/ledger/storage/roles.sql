@@ -13,7 +13,7 @@
 -- they do. Both can read what is granted, spent and released, and can spend what is left: that is what they are for. By hand they
 -- could charge without releasing anything, store a result that nobody drew, write rows without an entry, or stop all writers by
 -- sitting on the lock; `dpflow ledger verify` finds rows without an entry, and every entry names its principal. Verifying and
--- exporting need the owner, or a role of yours that may read all.
+-- exporting need to read all: the owner, dpflow_interactive, or a role of yours.
 
 DO $$ BEGIN
     CREATE ROLE dpflow_spender NOLOGIN;
