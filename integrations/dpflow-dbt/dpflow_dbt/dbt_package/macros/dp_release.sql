@@ -7,6 +7,10 @@
     {{ exceptions.raise_compiler_error(
         "dp_release: an answer without rows would be paid like one with rows; leave this model out of --empty") }}
   {%- endif -%}
+  {%- if config.get("contract").enforced -%}
+    {{ exceptions.raise_compiler_error("dp_release: dbt compares a contract with an answer that was paid; nothing was charged; "
+        "leave the contract out, and test the model's columns") }}
+  {%- endif -%}
   {%- set target = this.incorporate(type="table") -%}
   {%- set existing = load_cached_relation(this) -%}
   {%- set answer = make_temp_relation(target, "__dpflow_answer") -%}
