@@ -88,7 +88,9 @@ PATHS, ALL_PATHS = 2_000, 12_000
 TAIL, SLACK = 1e-9, 1e-5
 #: Pairs of neighbours of all cases together, and work (`dpflow.testing.work`), for draws that take long. Cases beyond
 #: either are reported as not followed.
-PAIRS, MAX_WORK = 2_400, 6
+PAIRS, MAX_WORK = 2_400, 20
+#: So many pairs with so much work are enough where each takes long.
+ENOUGH_PAIRS, ENOUGH_WORK = 400, 6
 #: Work of the runs of one pair, and of the forms of all sizes.
 RUNS_WORK, FORMS_WORK = 20, 10
 #: Work for a few pairs of every case.
@@ -217,7 +219,9 @@ def _search(
                 # What cases cost to make is no work of comparing them.
                 taken = spent() - begun - part.work
                 is_spent = taken > work
-                is_spent = is_spent or (pairs >= PAIRS * effort and not is_needed)
+                if not is_needed:
+                    is_enough = pairs >= ENOUGH_PAIRS * effort and taken > ENOUGH_WORK * effort
+                    is_spent = is_spent or is_enough or pairs >= PAIRS * effort
                 # Where no run of a mechanism can be followed in time, further cases are no other.
                 return (pairs > 0 and is_spent) or taken > PATIENCE * work
 
