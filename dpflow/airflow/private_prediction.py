@@ -122,9 +122,10 @@ class PrivatePredictionOperator(ServiceTask):
 
     def _log_outcome(self, name: str, outcome: Mapping[str, Any]) -> None:
         self.log.info(
-            "session %s: %d points, %s predictions left; published in %s",
+            "session %s: %d points, of which %d were beyond the declared range, %s predictions left; published in %s",
             name,
             outcome["points"],
+            outcome["clamped"],
             outcome["predictions_left"],
             outcome["published"],
         )

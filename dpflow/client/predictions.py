@@ -33,11 +33,12 @@ def label_points_remotely(
     )
     keys = columns.pop("").tolist()
     values = [list_values(feature, columns[feature["name"]]) for feature in features]
-    labels, left = client.predict([list(point) for point in zip(*values, strict=True)])
+    labels, clamped, left = client.predict([list(point) for point in zip(*values, strict=True)])
     publish_answers(answers.database, answers.table, session["session_id"], keys, labels)
     return session["name"], {
         "session_id": session["session_id"],
         "points": len(keys),
+        "clamped": clamped,
         "predictions_left": session["predictions_left"] if left is None else left,
         "published": f"{answers.database.name}:{answers.table}",
     }

@@ -219,14 +219,15 @@ class RemoteClient(Client):
         """
         return dict(self._ask("GET", "session"))
 
-    def predict(self, points: Sequence[Sequence[Any]]) -> tuple[list[Any], int | None]:
-        """Private answers to points, in their order, and how many new points may still be asked; None without a point.
+    def predict(self, points: Sequence[Sequence[Any]]) -> tuple[list[Any], int, int | None]:
+        """Private answers to points, in their order, how many of them have a value beyond the declared range, the end of
+        which stood for it, and how many new points may still be asked; None without a point.
 
         Args:
             points: values in the order of the session's features; a point that was answered before is free.
         """
         answers: list[Any] = []
-        left, size = None, MAX_POINTS
+        clamped, left, size = 0, None, MAX_POINTS
         while len(answers) < len(points):
             part = [list(map(_encode, point)) for point in points[len(answers) :][:size]]
             status, answer = self._send("POST", "predictions", {"points": part})
@@ -235,8 +236,9 @@ class RemoteClient(Client):
                 size //= 2
                 continue
             answers += _read(status, answer)["answers"]
+            clamped += len(answer["clamped"])
             left = int(answer["predictions_left"])
-        return answers, left
+        return answers, clamped, left
 
     def check_contract(self, contract: str, blocks: Sequence[str] = ()) -> dict[str, Any]:
         """The outcome of a data contract that the service file names, as

@@ -75,8 +75,8 @@ def label_points(
     Args:
         student: a model to train on points and answers, which may be published.
 
-    Returns: session id, number of points, how many predictions are left, and what `teach_student` says of
-        the student.
+    Returns: session id, number of points, how many of them have a value beyond the declared range, the end of which stood
+        for it (``clamped``), how many predictions are left, and what `teach_student` says of the student.
 
     Raises:
         PlanRefused: points or answers are in the private table's own file: points are published by
@@ -107,17 +107,19 @@ def label_points(
         )
     session = PredictionSession.open(plan, ledger, run_identity=run_identity)
     keys = features.pop("").tolist()
+    encoded = session.encode(features)
     labels = session.predict(features, batch=points.batch)
     # Answers first: they are charged, and a student may still fail to be trained.
     publish_answers(answers.database, answers.table, session.id, keys, labels)
     taught = (
         None
         if student is None
-        else teach_student(plan, event, session.id, session.encode(features).codes, labels, student)
+        else teach_student(plan, event, session.id, encoded.codes, labels, student)
     )
     return {
         "session_id": session.id,
         "points": len(keys),
+        "clamped": int(encoded.clamped.sum()),
         "predictions_left": session.predictions_left,
         "published": f"{answers.database.name}:{answers.table}",
     } | ({"student": taught} if taught else {})

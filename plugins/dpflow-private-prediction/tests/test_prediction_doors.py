@@ -54,6 +54,7 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
         first.items()
         >= {
             "points": 50,
+            "clamped": 0,
             "predictions_left": 50,
             "published": "answers.duckdb:answers",
         }.items()
@@ -64,12 +65,14 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
     assert doors.published() == labels
     with duckdb.connect(str(doors.folder / "points.duckdb")) as connection:
         connection.execute(
-            "INSERT INTO tomorrow VALUES ('late', 0.111, 0.222, 'Oslo'), ('same', 0.111, 0.222, 'Oslo')"
+            "INSERT INTO tomorrow VALUES ('late', 0.111, 0.222, 'Oslo'), ('same', 0.111, 0.222, 'Oslo'), "
+            "('far', 1, 29, 'Oslo'), ('farther', 1, 30, 'Oslo')"
         )
     again = run(doors)
-    assert (again["predictions_left"], again["session_id"]) == (49, first["session_id"])
+    assert (again["predictions_left"], again["session_id"]) == (48, first["session_id"])
+    assert again["clamped"] == 2  # answered as one point, the end of the range, and nothing said so
     late, same = (answer[1] for answer in doors.published() if answer[0] in ("late", "same"))
-    assert late == same and len(doors.published()) == 52
+    assert late == same and len(doors.published()) == 54
     assert doors.book.verify().ok
 
 
