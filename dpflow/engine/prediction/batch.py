@@ -20,6 +20,7 @@ from dpflow.engine.prediction.session import (
 from dpflow.engine.prediction.student import (
     Student,
     make_estimator,
+    require_registry,
     student_guarantee,
     teach_student,
 )
@@ -94,6 +95,7 @@ def label_points(
     if student is not None:
         student_guarantee(event, student.delta)
         make_estimator(student, plan.table, params.features)
+        require_registry(student)
     features = read_points(points.database, points.table, params.features, points.key)
     # A resumed session is paid for, so there is nothing to advise.
     key = (run_identity or RunIdentity.of_request(plan.request)).key(plan)

@@ -30,6 +30,12 @@ from dpflow.core.contract.point_encoding import Codes
 from dpflow.core.contract.prediction import PredictionParams
 from dpflow.core.contract.strict_models import Strict, describe_problems
 from dpflow.engine.releases.plan import Plan
+from dpflow.engine.sessions.mlflow_models import (
+    is_server,
+    keep_model,
+    open_registry,
+    registry_in_reach,
+)
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import InvalidDeclaration, InvalidInput, UnknownName
 from dpflow.extras import require_extra
@@ -126,6 +132,14 @@ def make_estimator(student: Student, table: Table, features: Sequence[str]) -> A
     return Pipeline([("columns", columns), ("learner", learner)])
 
 
+def require_registry(student: Student) -> None:
+    """Make the registered model of a student, if it names one, before the first answer is paid for. Raises
+    `NotPublished` or `InvalidInput`.
+    """
+    if student.model is not None:
+        open_registry(student.model, str(student.tracking_uri))
+
+
 def pool_matrix(table: Table, features: Sequence[str], codes: Codes) -> Any:
     """Encoded points as the student sees them: numbers within their bounds, keys as texts ("" where
     there is none).
@@ -160,8 +174,9 @@ def teach_student(
         file, epsilon, delta, number of points, and the version if it was registered.
 
     Raises:
-        InvalidInput: the learner cannot learn from these answers (which are public), or no epsilon
-        at this delta.
+        InvalidInput: the learner cannot learn from these answers (which are public), no epsilon
+        at this delta, or MLflow refuses the student for good.
+        NotPublished: MLflow does not answer; a retry costs nothing.
     """
     assert isinstance(plan.params, PredictionParams)
     table, features = plan.table, plan.params.features
@@ -232,17 +247,17 @@ def _save_model(pipeline: Any, folder: Path) -> Path:
     return file
 
 
+@registry_in_reach()
 def _register_version(student: Student, file: Path, tags: Mapping[str, str]) -> str:
-    """The version of this student, made once."""
-    from mlflow import MlflowClient
-
-    client = MlflowClient(tracking_uri=student.tracking_uri, registry_uri=student.tracking_uri)
-    model = str(student.model)
-    if not client.search_registered_models(filter_string=f"name = '{model}'"):
-        client.create_registered_model(model)
+    """The version of this student, made once. Raises as `registry_in_reach`."""
+    model, uri = str(student.model), str(student.tracking_uri)
+    client = open_registry(model, uri)
     # A retry finds the version that it made before.
     for version in client.search_model_versions(f"name = '{model}'"):
         if version.tags.get("dpflow.student") == tags["dpflow.student"]:
             return str(version.version)
-    source = file.parent.as_uri()
-    return str(client.create_model_version(model, source=source, tags=dict(tags)).version)
+    run_id, source = None, file.parent.as_uri()
+    if is_server(uri):
+        run_id, source = keep_model(client, file.parent.name, file.parent)
+    made = client.create_model_version(model, source, run_id, tags=dict(tags))
+    return str(made.version)

@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import numpy as np
@@ -290,8 +291,9 @@ def load_candidate(submission: Submission, load: ModelLoader | None = None) -> C
     elif submission.file is not None or submission.model is not None:
         if submission.model is not None:
             submission = name_version(submission)
-        file = submission.file or _find_registered(submission)
-        model = load(submission.name, submission.features, file)
+        with TemporaryDirectory() as scratch:
+            file = submission.file or _find_registered(submission, Path(scratch))
+            model = load(submission.name, submission.features, file)
         # Each of one length, so that no two make the text of a third.
         about.update(b"\0" + model.identity)
         predict, score = _of_rows(submission, model.predict), _of_rows(submission, model.score)
@@ -312,9 +314,9 @@ def name_version(submission: Submission) -> Submission:
     return submission.model_copy(update={"model": named})
 
 
-def _find_registered(submission: Submission) -> Path:
+def _find_registered(submission: Submission, scratch: Path) -> Path:
     """The skops file of a model in MLflow."""
-    return _look_up(mlflow_models.find_file, submission)
+    return _look_up(partial(mlflow_models.find_file, scratch=scratch), submission)
 
 
 def _look_up(find: Callable[[str, str | None], Found], submission: Submission) -> Found:

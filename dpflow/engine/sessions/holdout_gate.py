@@ -212,6 +212,9 @@ def check_candidates(
     for a list with one that it cannot judge. Of gates that were charged before only fields are checked. Raises as `judge`.
     """
     check_submissions(plans, ledger, submissions, promoter)
+    if promoter is not None:
+        # What a registry refuses, it refuses before a gate is charged.
+        promoter.find_champion()
     registry = Registry.load()
     # The gates are asked about one candidate in turn, which is read once: its file and its rival's.
     load = lru_cache(maxsize=2)(load_model)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -14,11 +16,19 @@ from dpflow.errors import InvalidInput, NotPublished
 from dpflow.extras import require_extra
 
 URI_FORMS = "models:/name/version, models:/name@alias, models:/m-id or runs:/id/path"
+#: Scheme of what a server keeps.
+_KEPT = "mlflow-artifacts"
 _LOGGED = re.compile(r"models:/(m-[0-9a-f]{32})")
 _REGISTERED = re.compile(r"models:/([^/@]+)(?:/([0-9]{1,9})|@([^/]+))")
 _RUN = re.compile(r"runs:/([^/]+)/(.+)")
 #: Codes of MLflow's errors that say that there is no such thing; of an alias it says the second.
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
+#: Codes that no later try changes.
+_FOR_GOOD = (*_MISSING, "BAD_REQUEST", "ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_FOUND")
+#: The experiment whose runs keep the files of what a server registers.
+EXPERIMENT = "dpflow"
+#: Bytes of a file that a server keeps.
+MAX_FILE = 2**30
 
 
 @dataclass(frozen=True)
@@ -61,20 +71,42 @@ class MlflowModel:
 
 @contextmanager
 def registry_in_reach() -> Iterator[None]:
-    """Raises `NotPublished`, which is retryable, where the registry does not answer."""
+    """Raises `NotPublished`, which is retryable, where the registry or its store does not answer, and `InvalidInput`
+    where it says no for good, or MLflow's client misses a package for the store.
+    """
     from mlflow.exceptions import MlflowException
 
     try:
         yield
     except (MlflowException, OSError) as error:
-        kind = type(error).__name__
+        code = error.error_code if isinstance(error, MlflowException) else ""
+        kind = code or type(error).__name__
+    except ImportError as error:
+        code, kind = _FOR_GOOD[0], f"{error.name} is not installed"
     else:
         return
     # Its text may hold the address with a password, so it is left out.
+    if code in _FOR_GOOD:
+        raise InvalidInput(
+            f"MLflow refuses this for good ({kind}): something was deleted, or the server does not take it; mend that and "
+            f"submit the same again: what was answered is stored and costs nothing"
+        )
     raise NotPublished(
-        f"the model registry could not be reached or refused ({kind}); what the gate said is stored, so submit the same "
-        f"again once it is back: it costs nothing"
+        f"the model registry could not be reached or refused ({kind}); submit the same again once it is back: what was "
+        f"answered is stored and costs nothing"
     )
+
+
+@contextmanager
+def suppress_missing() -> Iterator[None]:
+    """Do nothing for what MLflow does not have any more."""
+    from mlflow.exceptions import MlflowException
+
+    try:
+        yield
+    except MlflowException as error:
+        if error.error_code != _MISSING[0]:
+            raise
 
 
 def open_client(tracking_uri: str | None) -> Any:
@@ -84,6 +116,50 @@ def open_client(tracking_uri: str | None) -> Any:
 
     with registry_in_reach():
         return MlflowClient(tracking_uri=tracking_uri, registry_uri=tracking_uri)
+
+
+def is_server(tracking_uri: str) -> bool:
+    """Whether a server stands before the registry, which takes no file that it does not keep itself."""
+    return tracking_uri.startswith(("http://", "https://"))
+
+
+def open_registry(model: str, tracking_uri: str) -> Any:
+    """A client of a registry that has this registered model, and of a server that opens its store to it: before
+    anything is charged. Raises as `registry_in_reach`.
+    """
+    client = open_client(tracking_uri)
+    with registry_in_reach():
+        if not client.search_registered_models(filter_string=f"name = '{model}'"):
+            client.create_registered_model(model)
+        if is_server(tracking_uri):
+            _list_stored(_find_experiment(client).artifact_location, tracking_uri)
+    return client
+
+
+def keep_model(client: Any, name: str, path: Path | None) -> tuple[str, str]:
+    """Make a run that keeps a skops file, as ``model.skops``, or the folder of a model: its id, and the model's place."""
+    run = client.create_run(_find_experiment(client).experiment_id, run_name=name)
+    run_id = run.info.run_id
+    if path is not None and path.is_dir():
+        client.log_artifacts(run_id, str(path), "model")
+    elif path is not None:
+        with TemporaryDirectory() as scratch:
+            file = shutil.copyfile(path, Path(scratch) / "model.skops")
+            client.log_artifact(run_id, str(file), "model")
+    client.update_run(run_id, status="FINISHED")
+    return run_id, f"{run.info.artifact_uri}/model"
+
+
+def _find_experiment(client: Any) -> Any:
+    if (found := client.get_experiment_by_name(EXPERIMENT)) is not None:
+        return found
+    return client.get_experiment(client.create_experiment(EXPERIMENT))
+
+
+def _list_stored(uri: str, tracking_uri: str | None) -> Any:
+    from mlflow.artifacts import list_artifacts
+
+    return list_artifacts(artifact_uri=uri, tracking_uri=tracking_uri)
 
 
 def find_model(client: Any, uri: str) -> MlflowModel:
@@ -130,6 +206,11 @@ def _find_model(client: Any, uri: str) -> MlflowModel:
 def _find_part(client: Any, run_id: str, path: str) -> MlflowModel:
     """A path among a run's artefacts, or in a model that the run logged under the first part of it."""
     run = client.get_run(run_id)
+    # MLflow takes no tag on it.
+    if run.info.lifecycle_stage == "deleted":
+        raise InvalidInput(
+            f"run {run_id} was deleted in MLflow; restore it, or submit another model"
+        )
     name, _, inner = path.partition("/")
     outputs = run.outputs.model_outputs if run.outputs else ()
     logged = [client.get_logged_model(output.model_id) for output in outputs]
@@ -148,20 +229,24 @@ def name_version(uri: str, tracking_uri: str | None) -> str:
     return f"models:/{version.name}/{version.version}"
 
 
-def find_file(uri: str, tracking_uri: str | None) -> Path:
-    """The skops file of what a URI names. Raises as `find_model`, and `InvalidInput` unless exactly
-    one such file is in reach.
+def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
+    """The skops file of what a URI names; one that a server keeps is read into ``scratch``. Raises as `find_model`, and
+    `InvalidInput` unless exactly one such file is in reach.
     """
-    locations = [
-        urlparse(location) for location in find_model(open_client(tracking_uri), uri).locations
-    ]
-    # An artifact store elsewhere would have to be downloaded by code that this gate does not check.
-    if elsewhere := [at.scheme for at in locations if at.scheme not in ("", "file")]:
+    by_path = "download it and submit the skops file by its path, as file"
+    places = find_model(open_client(tracking_uri), uri).locations
+    schemes = [urlparse(place).scheme for place in places]
+    # Another store would have to be read by code that this gate does not check.
+    if elsewhere := [scheme for scheme in schemes if scheme not in ("", "file", _KEPT)]:
         raise InvalidInput(
-            f"the files of {uri} are in a store that a gate does not open ({elsewhere[0]}:); download them and submit "
-            f"the skops file by its path, as file"
+            f"the files of {uri} are in a store that a gate does not open ({elsewhere[0]}:); {by_path}"
         )
-    files = [file for at in locations for file in _list_files(Path(unquote(at.path)))]
+    paths = [Path(unquote(urlparse(place).path)) for place in places]
+    if _KEPT not in schemes and not any(path.exists() for path in paths):
+        raise InvalidInput(f"the files of {uri} are not on this machine; {by_path}")
+    files: list[Path | str] = []
+    for place, scheme, path in zip(places, schemes, paths):
+        files += _list_kept(place, tracking_uri) if scheme == _KEPT else _list_files(path)
     if not files:
         raise InvalidInput(
             f"{uri} holds no skops file; log the model by mlflow.sklearn.log_model(model, name=..., "
@@ -171,8 +256,42 @@ def find_file(uri: str, tracking_uri: str | None) -> Path:
         raise InvalidInput(
             f"{uri} holds {len(files)} skops files; submit the right one by its path, as file"
         )
-    return files[0]
+    file = files[0]
+    return file if isinstance(file, Path) else _fetch(file, tracking_uri, scratch)
 
 
 def _list_files(path: Path) -> list[Path]:
     return [path] if path.is_file() else sorted(path.rglob("*.skops"))
+
+
+def _list_kept(place: str, tracking_uri: str | None) -> list[str]:
+    """The same of a server's store: the URIs of files. Raises `InvalidInput` for one larger than `MAX_FILE`."""
+    with registry_in_reach():
+        folder, pattern, listed = place, ".skops", _list_stored(place, tracking_uri)
+        # Of a file itself nothing is listed.
+        if not listed:
+            folder, _, pattern = place.rpartition("/")
+            listed = [
+                entry
+                for entry in _list_stored(folder, tracking_uri)
+                if not entry.is_dir and entry.path.rpartition("/")[2] == pattern
+            ]
+    files = []
+    for entry in listed:
+        uri = f"{folder}/{entry.path.rpartition('/')[2]}"
+        if entry.is_dir:
+            files += _list_kept(uri, tracking_uri)
+        elif uri.endswith(pattern):
+            if (entry.file_size or 0) > MAX_FILE:
+                raise InvalidInput(f"{uri} has more than {MAX_FILE} bytes; log a smaller model")
+            files.append(uri)
+    return files
+
+
+@registry_in_reach()
+def _fetch(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
+    from mlflow.artifacts import download_artifacts
+
+    return Path(
+        download_artifacts(artifact_uri=uri, tracking_uri=tracking_uri, dst_path=str(scratch))
+    )

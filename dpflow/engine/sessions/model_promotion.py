@@ -5,6 +5,8 @@ gate promotes.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from dpflow.core.accounting.amounts import parse_exact
@@ -12,9 +14,14 @@ from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.holdout_gate import Champion
 from dpflow.engine.sessions.mlflow_models import (
     MlflowModel,
+    find_file,
     find_model,
+    is_server,
+    keep_model,
     open_client,
+    open_registry,
     registry_in_reach,
+    suppress_missing,
 )
 from dpflow.errors import InvalidInput
 
@@ -33,7 +40,7 @@ def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
     """Tag the registered version, logged model or run that was submitted with the gate's verdict, and log it
     whole as the artefact ``dpflow/verdict-SESSION.json`` of its run; nothing for other candidates.
 
-    Raises `NotPublished`, which is retryable.
+    Raises as `registry_in_reach`.
     """
     if submission.model is None:
         return
@@ -43,10 +50,11 @@ def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
     with registry_in_reach():
         # Of one verdict: what only an earlier one had goes.
         model.replace_tags(client, tags, [f"dpflow.{name}" for name in TAGS])
-        # A version that was registered from a file has no run to keep artefacts in.
+        # A version that was registered from a file has no run to keep artefacts in, and some runs were removed.
         if model.run_id:
             file = f"dpflow/verdict-{verdict['session'][:16]}.json"
-            client.log_dict(model.run_id, dict(verdict), file)
+            with suppress_missing():
+                client.log_dict(model.run_id, dict(verdict), file)
 
 
 class Promoter:
@@ -64,10 +72,7 @@ class Promoter:
         self.better_by = parse_exact("better_by", better_by)
         if self.better_by < 0:
             raise InvalidInput(f"better_by {better_by} is negative; write 0 or more")
-        self._client = open_client(tracking_uri)
-        with registry_in_reach():
-            if not self._client.search_registered_models(filter_string=f"name = '{model}'"):
-                self._client.create_registered_model(model)
+        self._client = open_registry(model, tracking_uri)
 
     @registry_in_reach()
     def find_champion(self) -> Champion | None:
@@ -80,21 +85,35 @@ class Promoter:
         """The version that the one behind the alias is tagged to have replaced."""
         standing = self._find_standing()
         former = None if standing is None else standing.tags.get("dpflow.replaced")
-        if not former:
-            return None
-        return _read_champion(self._client.get_model_version(self.model, former))
+        # One that was deleted is none that comes back.
+        found = next((v for v in self._list_versions() if str(v.version) == former), None)
+        return None if found is None else _read_champion(found)
 
     def _find_standing(self) -> Any:
-        """The model version behind the alias, or None."""
-        number = self._client.get_registered_model(self.model).aliases.get(self.alias)
-        return None if number is None else self._client.get_model_version(self.model, str(number))
+        """The model version behind the alias; None before there was one. Raises `InvalidInput` where it was deleted:
+        the next one would be called the first.
+        """
+        registered = self._client.get_registered_model(self.model)
+        if (number := registered.aliases.get(self.alias)) is not None:
+            return self._client.get_model_version(self.model, str(number))
+        if last := registered.tags.get(self._history):
+            raise InvalidInput(
+                f"{self.model} had a champion, version {last}, and nothing bears the alias {self.alias} now; give it to a version "
+                f"that was promoted before, or delete the model's tag {self._history} to begin anew"
+            )
+        return None
+
+    @property
+    def _history(self) -> str:
+        """Tag of the registered model: the last version that the alias went to."""
+        return f"dpflow.last.{self.alias}"
 
     @registry_in_reach()
     def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
         """Move the alias back; the version that falls is tagged with the session that said so."""
         if (standing := self.find_champion()) != seen:
             return False
-        self._client.set_registered_model_alias(self.model, self.alias, former.version)
+        self._move(former.version)
         if standing is not None:
             session = record["session"]
             self._client.set_model_version_tag(
@@ -120,8 +139,14 @@ class Promoter:
         submission = candidate.submission
         # Known by its digest: a retry must not register the same model a second time.
         version = self._find_submitted(submission) or self._find_version(candidate.digest)
+        made: dict[str, Any] = {}
+        kept = submission
+        if version is None:
+            made, kept = self._keep(submission)
+        elif submission.file is not None and is_server(self.tracking_uri):
+            kept = _by_uri(submission, f"models:/{self.model}/{version.version}")
         # The address of this very registry may hold a password, and everybody reads tags.
-        here = {"tracking_uri"} if submission.tracking_uri == self.tracking_uri else None
+        here = {"tracking_uri"} if kept.tracking_uri == self.tracking_uri else None
         tags = {
             "dpflow.verdict": "yes",
             "dpflow.outcome": "promoted",
@@ -129,22 +154,50 @@ class Promoter:
             "dpflow.name": submission.name,
             **({} if submission.claim is None else {"dpflow.claim": str(submission.claim)}),
             "dpflow.estimator": submission.measure,
-            "dpflow.submission": submission.model_dump_json(exclude=here),
+            "dpflow.submission": kept.model_dump_json(exclude=here),
             **{f"dpflow.{name}": text for name, text in record.items()},
         }
         if version is None:
-            version = self._client.create_model_version(
-                self.model, source=submission.source, tags=tags
-            )
+            version = self._client.create_model_version(self.model, tags=tags, **made)
         else:
             owned = [f"dpflow.{name}" for name in (*TAGS, *_PROMOTION_TAGS)]
             MlflowModel((), version, tags=version.tags).replace_tags(self._client, tags, owned)
-        self._client.set_registered_model_alias(self.model, self.alias, version.version)
+        self._move(str(version.version))
         # Last: a version with this tag had its turn.
         self._client.set_model_version_tag(
             self.model, version.version, "dpflow.promoted", record["session"]
         )
         return True
+
+    def _move(self, version: str) -> None:
+        self._client.set_registered_model_alias(self.model, self.alias, version)
+        # Versions are deleted with their tags and aliases; this stays.
+        self._client.set_registered_model_tag(self.model, self._history, version)
+
+    def _keep(self, submission: Submission) -> tuple[dict[str, Any], Submission]:
+        """Source and owner of a version that is made, and the submission as it can be scored again: a server keeps
+        files of its own store only, and gets them.
+        """
+        if submission.model is not None and submission.tracking_uri == self.tracking_uri:
+            model = find_model(self._client, submission.model)
+            owner = {"model_id": model.model_id} if model.model_id else {}
+            if submission.model.startswith("runs:"):
+                owner = {"run_id": model.run_id}
+            return {"source": submission.model, **owner}, submission
+        if not is_server(self.tracking_uri):
+            source = submission.source
+            if submission.model is not None:
+                elsewhere = open_client(submission.tracking_uri)
+                source = find_model(elsewhere, submission.model).locations[0]
+            return {"source": source}, submission
+        with TemporaryDirectory() as scratch:
+            file = submission.file
+            if submission.model is not None:
+                file = find_file(submission.model, submission.tracking_uri, Path(scratch))
+            run_id, source = keep_model(self._client, submission.name, file)
+        # Predictions stay where they are, and so does what only SQL scores.
+        kept = submission if file is None else _by_uri(submission, f"runs:/{run_id}/model")
+        return {"source": source, "run_id": run_id}, kept
 
     def _find_submitted(self, submission: Submission) -> Any:
         """The version of this registered model that was submitted, by itself or by its logged model."""
@@ -164,6 +217,11 @@ class Promoter:
             if version.tags.get("dpflow.candidate") == digest:
                 return version
         return None
+
+
+def _by_uri(submission: Submission, uri: str) -> Submission:
+    """A submission whose file is in the promoter's own registry."""
+    return submission.model_copy(update={"file": None, "model": uri, "tracking_uri": None})
 
 
 def _read_champion(version: Any) -> Champion:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+import uuid
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import yaml
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
+from mlflow_server import KINDS, stand_server  # noqa: E402
 from prediction_doors import DECLARATION, Doors, written  # noqa: E402, F401
 
 import dpflow  # noqa: E402
@@ -87,7 +89,7 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     assert tags["dpflow.epsilon"] == "20" and tags["dpflow.session"] == first["session_id"]
     assert "(20, 0)-DP for all rows of one person (add-remove) of loans" in tags["dpflow.guarantee"]
     assert json.loads(tags["dpflow.event"])["kind"] == "repeated.v1"
-    file = mlflow_models.find_file("models:/late/1", uri)
+    file = mlflow_models.find_file("models:/late/1", uri, doors.folder)
     assert file == Path(first["student"]["file"])
     assert [*file.parent.parent.iterdir()] == [file.parent]
     corners = np.array([[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]], dtype=object)
@@ -113,6 +115,40 @@ def test_a_registered_student_is_loaded_by_mlflow_and_judged_by_a_gate(
     assert candidate.predicts_rows_alone and candidate.predict is not None
     rows = {"x": corners[:, 0], "y": corners[:, 1]}
     assert [*candidate.predict(rows)] == ["no", "yes"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("written")
+def test_a_student_is_registered_on_a_server(
+    doors: Doors, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes no folder of this machine: with its files, once, and loaded by MLflow."""
+    import mlflow
+
+    uri, name = stand_server(kind, doors.folder, monkeypatch), f"late-{uuid.uuid4()}"
+    student = {"folder": "students", "model": name, "tracking_uri": uri}
+    learner = {"learner": "DecisionTreeClassifier"}
+    made = [run(doors, student | learner, features=["x", "y"])["student"] for _ in range(2)]
+    assert [report["version"] for report in made] == ["1", "1"]
+    kept = mlflow_models.find_file(f"models:/{name}/1", uri, doors.folder)
+    assert kept.read_bytes() == Path(made[0]["file"]).read_bytes()
+    if kind == "server":
+        monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", uri)
+        loaded = mlflow.sklearn.load_model(f"models:/{name}/1")
+        assert loaded.predict([[0.02, 0.02], [0.98, 0.98]]).tolist() == ["no", "yes"]
+
+
+@pytest.mark.usefixtures("written")
+def test_a_registry_that_is_down_costs_no_answer(
+    doors: Doors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was first asked when all answers were paid for."""
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    student = {"folder": "students", "model": "late", "tracking_uri": "http://127.0.0.1:9"}
+    with pytest.raises(Exception, match="could not be reached") as told:
+        run(doors, student)
+    assert "NotPublished" in repr(told.value.__cause__ or told.value)
+    assert doors.spent() == "0"
 
 
 @pytest.mark.usefixtures("written")

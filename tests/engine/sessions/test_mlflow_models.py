@@ -22,6 +22,7 @@ from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from smallworld import Tiny
 
@@ -83,7 +84,7 @@ def test_a_logged_model_is_a_candidate_by_each_of_its_uris(
         f"runs:/{logged.run_id}/forest", f"runs:/{logged.run_id}/forest/model.skops",
     ]  # fmt: skip
     assert logged.model_uri.startswith("models:/m-")
-    assert len({find_file(uri, registry) for uri in uris}) == 1
+    assert len({find_file(uri, registry, tiny.folder) for uri in uris}) == 1
     shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
     gate = ModelGate(open_gate(tiny), defaults=shared)
     # Kinds of files take turns in them: each submission starts a process.
@@ -100,7 +101,7 @@ def test_a_logged_model_is_a_candidate_by_each_of_its_uris(
 def test_a_model_that_is_logged_twice_is_one_candidate(tiny: Tiny, registry: str) -> None:
     """Its second file has other bytes; the verdict is the stored one and no question is spent."""
     models = [log(LogisticRegression(), serialization_format="skops") for _ in range(2)]
-    first, second = (find_file(model.model_uri, registry) for model in models)
+    first, second = (find_file(model.model_uri, registry, tiny.folder) for model in models)
     assert first != second and first.read_bytes() != second.read_bytes()
     shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
     gate = ModelGate(open_gate(tiny), defaults=shared)
@@ -157,34 +158,39 @@ def test_a_champion_is_kept_by_its_version(tiny: Tiny, registry: str, kept: str)
 
 
 def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
-    registry: str, monkeypatch: pytest.MonkeyPatch
+    registry: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A missing model is the analyst's mistake, a server that is down is nobody's."""
     no_model, no_run = f"models:/m-{'0' * 32}", f"runs:/{'0' * 32}/forest"
     for uri in (no_model, no_run, "models:/late/7", "models:/late@best"):
         with pytest.raises(InvalidInput, match="MLflow has no"):
-            find_file(uri, registry)
+            find_file(uri, registry, tmp_path)
     for uri in ("models:/late", "models:/late/latest", "models:/m-7", "runs:/1", "late"):
         with pytest.raises(InvalidInput, match="is no model; write models:/name/version"):
-            find_file(uri, registry)
+            find_file(uri, registry, tmp_path)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(NotPublished):
-        find_file("models:/late/7", "http://127.0.0.1:9")
+        find_file("models:/late/7", "http://127.0.0.1:9", tmp_path)
 
 
-def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(registry: str) -> None:
+def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(
+    registry: str, tmp_path: Path
+) -> None:
     """Other formats, two models of one name, and a store elsewhere."""
     pickled = log(LogisticRegression(), serialization_format="cloudpickle")
     with pytest.raises(InvalidInput, match=r"serialization_format='skops'\), trees and forests"):
-        find_file(pickled.model_uri, registry)
+        find_file(pickled.model_uri, registry, tmp_path)
     with mlflow.start_run() as run:
         for _ in range(2):
             model = LogisticRegression().fit([[0.0], [1.0]], [0, 1])
             mlflow.sklearn.log_model(model, name="forest", serialization_format="skops", **NEEDS)
     with pytest.raises(InvalidInput, match="holds 2 skops files"):
-        find_file(f"runs:/{run.info.run_id}/forest", registry)
+        find_file(f"runs:/{run.info.run_id}/forest", registry, tmp_path)
     client = mlflow.MlflowClient()
     client.create_registered_model("far")
     client.create_model_version("far", source="s3://bucket/model")
+    client.create_model_version("far", source=(tmp_path / "nowhere").as_uri())
     with pytest.raises(InvalidInput, match=r"does not open \(s3:\)"):
-        find_file("models:/far/1", registry)
+        find_file("models:/far/1", registry, tmp_path)
+    with pytest.raises(InvalidInput, match="are not on this machine; download it"):
+        find_file("models:/far/2", registry, tmp_path)

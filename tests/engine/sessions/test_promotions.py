@@ -229,7 +229,7 @@ def test_a_registry_of_models_sees_verdicts_and_no_row(
         def get_run(self, run_id: str) -> Any:
             return SimpleNamespace(
                 outputs=None,
-                info=SimpleNamespace(artifact_uri="file:///runs"),
+                info=SimpleNamespace(artifact_uri="file:///runs", lifecycle_stage="active"),
                 data=SimpleNamespace(tags={}),
             )
 

@@ -1,0 +1,167 @@
+"""Promotion with a server of MLflow, which takes and opens what its own store keeps; and what was deleted in it."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import duckdb
+import pytest
+import skops.io
+from mlflow_server import KINDS, stand_server
+from sklearn.tree import DecisionTreeClassifier
+
+from dpflow import ModelGate, Session, plan
+from dpflow.engine.sessions import mlflow_models
+from dpflow.engine.sessions.holdout_gate import check_candidates, review_champion
+from dpflow.engine.sessions.model_promotion import Promoter
+from dpflow.errors import InvalidInput, NotPublished
+from dpflow.ledger import Ledger
+from dpflow.registry import Registry
+from dpflow.tables.access.declarations import load_table
+
+if TYPE_CHECKING:
+    from smallworld import Tiny
+
+ROWS = "CREATE TABLE visits AS SELECT 'p' || i AS person, CAST(i % 8 > 3 AS INTEGER) AS sick, i % 8 AS a FROM range(2000) t(i)"
+SHARED = {"label": "sick", "features": ["a"]}
+
+
+@pytest.fixture(params=KINDS)
+def server(request: pytest.FixtureRequest, tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> str:
+    return stand_server(request.param, tiny.folder, monkeypatch)
+
+
+@pytest.fixture
+def name() -> str:
+    """Of a registered model: a real server keeps those of former runs."""
+    return f"late-{uuid.uuid4()}"
+
+
+def plan_gate(tiny: Tiny, **params: Any) -> tuple[Any, Ledger]:
+    tiny.fill(ROWS)
+    path = tiny.declare(
+        protects="unit", contribution_bounds={"rows": 1}, block=None, holdout=True,
+        columns={"person": {}, "sick": {"lower": 0, "upper": 1}, "a": {"lower": 0, "upper": 7}},
+    )  # fmt: skip
+    declared, ledger = load_table(path), Ledger(tiny.ledger)
+    ledger.grant(
+        "gate", 40, 0, filter="basic", table=declared, principal="owner", confirm_large=True
+    )
+    asked: dict[str, Any] = {"metric": "accuracy", "question": "champion", "epsilon": "40", "queries": 20, "failures": 5}  # fmt: skip
+    return plan("gate", path, name="gate", scope="gate", **asked | params), ledger
+
+
+def open_gate(tiny: Tiny, **params: Any) -> Session:
+    return Session.open(*plan_gate(tiny, **params), Registry.load())
+
+
+def save(folder: Path, cut: int) -> Path:
+    """A tree that is right from 3, and the less so the further ``cut`` is from it."""
+    file = folder / f"cut{cut}.bin"
+    fitted = DecisionTreeClassifier(max_depth=1).fit([[i] for i in range(8)], [i > cut for i in range(8)])  # fmt: skip
+    skops.io.dump(fitted, file)
+    return file
+
+
+def test_files_and_tables_are_promoted_on_a_server(tiny: Tiny, server: str, name: str) -> None:
+    """A server takes no file of this machine as a version's source; a champion is scored again though its file is gone."""
+    gate = ModelGate(open_gate(tiny), Promoter(name, "champion", server), SHARED)
+    with duckdb.connect(str(tiny.folder / "said.duckdb")) as connection:
+        connection.execute("CREATE TABLE said AS SELECT 'p' || i AS person, 0 AS prediction FROM range(2000) t(i)")  # fmt: skip
+    table = {"database": tiny.folder / "said.duckdb", "table": "said", "id": "person"}
+    worse, better = save(tiny.folder, 5), save(tiny.folder, 3)
+    first = gate.submit(table)
+    assert (first["outcome"], first["promotion"]) == ("promoted", "first")
+    assert gate.submit(worse)["promotion"] == "better than version 1"
+    worse.unlink()
+    assert gate.submit(better)["promotion"] == "better than version 2"
+    assert gate.submit(better)["outcome"] == "promoted"
+    client = mlflow_models.open_client(server)
+    assert str(client.get_model_version_by_alias(name, "champion").version) == "3"
+    kept = mlflow_models.find_file(f"models:/{name}/3", server, tiny.folder / "scratch")
+    assert kept.read_bytes() == better.read_bytes()
+
+
+def test_a_model_that_a_server_keeps_is_a_candidate(
+    tiny: Tiny, server: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By version, run and path; one of another registered model is promoted, too. None that is too large is read."""
+    client = mlflow_models.open_registry(name, server)
+    run, place = mlflow_models.keep_model(client, "made", save(tiny.folder, 3))
+    client.create_model_version(name, place, run)
+    uris = f"models:/{name}/1", f"runs:/{run}/model", f"runs:/{run}/model/model.skops"
+    for number, uri in enumerate(uris):
+        assert mlflow_models.find_file(uri, server, tiny.folder / str(number)).stat().st_size
+    session = open_gate(tiny)
+    for number, uri in enumerate(uris[:2]):
+        other = f"{name}-{number}"
+        gate = ModelGate(session, Promoter(other, "champion", server), SHARED)
+        assert gate.submit(uri)["outcome"] == "promoted"
+        assert mlflow_models.find_file(f"models:/{other}/1", server, tiny.folder / other)
+    with pytest.raises(InvalidInput, match="holds no skops file"):
+        mlflow_models.find_file(f"runs:/{run}/nothing", server, tiny.folder)
+    monkeypatch.setattr(mlflow_models, "MAX_FILE", 10)
+    with pytest.raises(InvalidInput, match="more than 10 bytes"):
+        mlflow_models.find_file(uris[0], server, tiny.folder)
+
+
+def test_a_deleted_champion_makes_no_first(tiny: Tiny, server: str, name: str) -> None:
+    """MLflow drops its alias: the next one, however bad, was called the first, and promoted. Nothing is charged."""
+    planned, ledger = plan_gate(tiny)
+    promoter = Promoter(name, "champion", server)
+    session = Session.open(planned, ledger, Registry.load())
+    gate = ModelGate(session, promoter, SHARED)
+    for cut in (5, 3):
+        assert gate.submit(save(tiny.folder, cut))["outcome"] == "promoted"
+    client = mlflow_models.open_client(server)
+    client.delete_model_version(name, "2")
+    with pytest.raises(InvalidInput, match="had a champion, version 2, and nothing bears") as told:
+        gate.submit(save(tiny.folder, 6))
+    assert not told.value.retryable
+    worst = SHARED | {"name": "worst", "file": save(tiny.folder, 6)}
+    with pytest.raises(InvalidInput, match="had a champion"):
+        check_candidates([planned], ledger, [worst], promoter)
+    client.set_registered_model_alias(name, "champion", "1")
+    assert "not better" in gate.submit(save(tiny.folder, 6))["promotion"]
+    # Another alias of the same model had none.
+    other = ModelGate(session, Promoter(name, "other", server), SHARED)
+    assert other.submit(save(tiny.folder, 6))["promotion"] == "first"
+
+
+def test_a_review_names_a_deleted_predecessor(tiny: Tiny, server: str, name: str) -> None:
+    """It is gone, which no retry mends; a gate on claims needs none."""
+    promoter = Promoter(name, "champion", server)
+    session = open_gate(tiny, question="claim", threshold="0.05")
+    gate = ModelGate(session, promoter, SHARED)
+    for cut, claim in ((5, "0.7"), (3, "0.98")):
+        assert gate.submit(save(tiny.folder, cut), claim)["outcome"] == "promoted"
+    client = mlflow_models.open_client(server)
+    client.delete_model_version(name, "1")
+    assert promoter.find_replaced() is None
+    assert review_champion(session, promoter)["verdict"] == "yes"
+
+
+def test_what_mlflow_has_no_more_is_not_out_of_reach(tiny: Tiny, server: str, name: str) -> None:
+    """A registered model and a run that were deleted meanwhile: no retry helps, and that is said."""
+    promoter = Promoter(name, "champion", server)
+    client = mlflow_models.open_client(server)
+    run, _ = mlflow_models.keep_model(client, "made", save(tiny.folder, 3))
+    client.delete_run(run)
+    with pytest.raises(InvalidInput, match="was deleted in MLflow"):
+        mlflow_models.find_file(f"runs:/{run}/model", server, tiny.folder)
+    client.delete_registered_model(name)
+    with pytest.raises(InvalidInput, match=r"refuses this for good \(RESOURCE_DOES_NOT_EXIST\)"):
+        promoter.find_champion()
+
+
+def test_a_package_that_a_store_needs_is_named() -> None:
+    """No retry installs it; what the error itself says stays out."""
+    with pytest.raises(InvalidInput, match="boto3 is not installed"):
+        with mlflow_models.registry_in_reach():
+            raise ModuleNotFoundError("secret", name="boto3")
+    with pytest.raises(NotPublished, match=r"\(TimeoutError\)") as told:
+        with mlflow_models.registry_in_reach():
+            raise TimeoutError("secret")
+    assert "secret" not in str(told.value)
