@@ -209,10 +209,13 @@ def _require_column_errors(plan: SqlPlan, target: Target) -> None:
 
 
 def _fit_noise(settings: Settings, filters: ScopeFilters) -> Settings:
-    """Noise that the scope can hold, where nobody asked for one."""
-    if settings.noise != "auto" or not settings.delta:
+    """What the scope's filters say, and noise that they can hold where nobody asked for one."""
+    if not settings.delta:
         return settings
-    is_held = filters.hold(settings.scope, DiscreteGaussian(Fraction(1)))
+    settings = replace(settings, filters=filters.keep(settings.scope))
+    if settings.noise != "auto":
+        return settings
+    is_held = settings.filters.hold(settings.scope, DiscreteGaussian(Fraction(1)))
     return settings if is_held else replace(settings, noise="laplace")
 
 

@@ -26,7 +26,6 @@ from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.released_bounds import find_search
 from dpflow.engine.releases.request import ReleaseRequest
-from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS
 from dpflow.errors import InvalidInput, PlanRefused, TableError, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
@@ -297,7 +296,7 @@ def price_parts(
             )
             # It has the searches that the part names.
             ledger = chooser.ledger if part.searches else None
-            plan = make_plan(request, registry, ledger, filters=UNKNOWN_FILTERS)
+            plan = make_plan(request, registry, ledger, filters=settings.filters)
         except PlanRefused as error:
             names_none = query.table.protects == "unit-block" and not query.blocks
             raise refusal_of(error, None, "blocks" if names_none else "plan") from None

@@ -19,6 +19,7 @@ from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.request import require_public
+from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.public.public_tables import load_public_table
@@ -59,6 +60,7 @@ class Settings:
         bounds: contribution bounds of this query, in place of the declared ones.
         searches: names of settled searches for clamping bounds, which its sums take.
         asker: whose stored answers may serve, such as a dbt model's; empty: those of all people.
+        filters: of the scopes that pay; unknown where there is no delta, whose use hangs on them.
     """
 
     scope: str
@@ -73,6 +75,7 @@ class Settings:
     asker: str = ""
     bounds: RequestedBounds | None = None
     searches: tuple[str, ...] = ()
+    filters: ScopeFilters = UNKNOWN_FILTERS
 
     @property
     def is_free(self) -> bool:

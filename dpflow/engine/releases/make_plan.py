@@ -83,7 +83,9 @@ def fit_plan(plan: Plan, registry: Registry, filters: ScopeFilters) -> Plan:
     """A plan that was made without its scope's filter, with noise that this holds. Raises like
     `make_plan`.
     """
-    if filters.hold(plan.request.scope, plan.event):
+    scope = plan.request.scope
+    is_priced = not plan.has_delta or plan.sums_epsilons == filters.sum_epsilons(scope)
+    if is_priced and filters.hold(scope, plan.event):
         return plan
     question = plan.question or plan
     fitted = _plan_table(question.request, question.table, registry, filters)
@@ -123,18 +125,23 @@ def _plan_table(
     by = by if isinstance(by, str) else ""
     table, key_share = narrow_keys(table, by, request.where, request.blocks)
     _require_gate(mechanism, table)
+    sums_epsilons = bool(getattr(params, "delta", None)) and filters.sum_epsilons(request.scope)
     request, params, event = _choose_noise(request, mechanism, params, table, filters)
     _require_guarantee(event, mechanism, table)
     # A session may be asked about any column, so it depends on all of them.
     error_bound, table_form, declared = None, table.stored_form(), dict[str, Any]()
     if isinstance(mechanism, Mechanism):
-        error_bound = mechanism.error_bound(params, table)
+        bound = mechanism.error_bound(params, table)
         data_request = mechanism.data_request(params, table)
         _require_whole_table(data_request, request, table)
         _require_one_block(mechanism, params, request, table)
         table_form = _used_form(table, params, request.where, data_request)
         bounds = table.bounds_for(by if by in table.columns else None)
         declared = digest_declaration(table_form, bounds)
+        if bound and sums_epsilons and not getattr(params, "delta", None):
+            note = f"{bound.note}; the delta is left out: a filter of its scope adds up epsilons, so it buys nothing"
+            bound = replace(bound, note=note.removeprefix("; "))
+        error_bound = bound
     content = {
         "mechanism": mechanism.name,
         "params": params.model_dump(mode="json"),
@@ -147,7 +154,7 @@ def _plan_table(
     digests = digest(content), digest([content, mechanism.version])
     plan = Plan(
         request, table, mechanism, params, event, error_bound, *digests, key_share=key_share,
-        declared=declared,
+        declared=declared, sums_epsilons=sums_epsilons,
     )  # fmt: skip
     if is_supposed:
         return plan
@@ -198,21 +205,27 @@ def _choose_noise(
     filters: ScopeFilters,
 ) -> tuple[ReleaseRequest, BaseModel, Event]:
     """Request, parameters and event; without what a delta allows where that is left to choose and no
-    filter holds it, such as Gaussian noise in a basic scope.
+    filter holds it, such as Gaussian noise in a basic scope, or where it costs more than its epsilon there.
     """
-    event = mechanism.event(params, table)
+    event, scope = mechanism.event(params, table), request.scope
     is_open = isinstance(mechanism, Mechanism) and getattr(params, "noise", "auto") == "auto"
-    if not is_open or filters.hold(request.scope, event):
+    is_held, words, limit = filters.hold(scope, event), dict(request.params), None
+    if not is_held and is_open:
+        words |= {"noise": "laplace"} if hasattr(params, "noise") else {}
+    elif is_held and getattr(params, "delta", None) and filters.sum_epsilons(scope):
+        limit = event.epsilon_delta()
+    else:
         return request, params, event
-    words = dict(request.params) | ({"noise": "laplace"} if hasattr(params, "noise") else {})
     # Without its delta first: for public keys Laplace noise takes none.
     for fields in ({k: v for k, v in words.items() if k != "delta"}, words):
         try:
             changed = mechanism.Params.model_validate(fields)
-        except ValidationError:
+            changed_event = mechanism.event(changed, table)
+        except (ValidationError, PlanRefused):
             continue
-        changed_event = mechanism.event(changed, table)
-        if filters.hold(request.scope, changed_event):
+        cost = changed_event.epsilon_delta()
+        is_cheaper = limit is None or (cost and cost[0] < limit[0] and cost[1] <= limit[1])
+        if is_cheaper and filters.hold(scope, changed_event):
             return request.model_copy(update={"params": fields}), changed, changed_event
     return request, params, event
 

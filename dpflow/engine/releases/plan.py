@@ -149,6 +149,8 @@ class Plan:
         chosen: the contribution bounds that a profile chose. Digests do not depend on them.
         candidates: bounds that a profile compared, its choice first; none where they are read from a charge.
         key_share: of the grouping's public keys the share that the condition may leave a row; the table has no others.
+        sums_epsilons: whether a filter that pays adds up epsilons as events state them
+            (`ScopeFilters.sum_epsilons`).
         question: the plan with the declared bounds; None where none were chosen.
         histogram: what it takes first, at a share of its epsilon; ``params`` have the rest. The table has the most
             groups that it may choose, and those that it chose where ``chosen_groups``.
@@ -166,6 +168,7 @@ class Plan:
     chosen: ChosenBounds | None = field(default=None, compare=False)
     candidates: tuple[Candidate, ...] = field(default=(), compare=False)
     key_share: float = field(default=1.0, compare=False)
+    sums_epsilons: bool = field(default=False, compare=False)
     question: Plan | None = field(default=None, compare=False)
     histogram: OwnHistogram | None = field(default=None, compare=False)
     chosen_groups: bool = field(default=False, compare=False)
@@ -203,12 +206,17 @@ class Plan:
         """
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
+    @property
+    def has_delta(self) -> bool:
+        """Whether the parameters ask for a delta."""
+        return bool(getattr(self.params, "delta", None))
+
     def privacy_cost(self) -> tuple[str, str]:
-        """Epsilon and delta as exact text: at the delta it asks for where that proves less, or
-        needs one (else at 1e-9).
+        """Epsilon and delta as exact text: what the event states, or at the delta it asks for where a scope of
+        Renyi divergences pays and that proves less. An event without an epsilon has one at its delta, else at 1e-9.
         """
         exact, own_delta = self.event.epsilon_delta(), getattr(self.params, "delta", None)
-        if exact is None or (own_delta and not exact[1]):
+        if exact is None or (own_delta and not exact[1] and not self.sums_epsilons):
             delta = own_delta or Fraction(1, 10**9)
             proved = _prove_epsilon(self.event, delta)
             if exact is None or proved < exact[0]:

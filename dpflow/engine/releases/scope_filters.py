@@ -23,20 +23,30 @@ class ScopeFilters:
     ledger: Ledger | None = None
     supposed: Mapping[str, Filter] = field(default_factory=dict)
 
+    def keep(self, scope: str) -> ScopeFilters:
+        """Those of one scope and of the scopes above it, without the ledger: for many plans."""
+        return ScopeFilters(None, self._find(scope))
+
     def hold(self, scope: str, event: Event) -> bool:
         """Whether the filter of a scope, and those of the scopes above it, can hold an event of some
         size.
         """
-        return all(_holds(one, event) for one in self._find(scope))
+        return all(_holds(one, event) for one in self._find(scope).values())
 
-    def _find(self, scope: str) -> list[Filter]:
-        filters = []
+    def sum_epsilons(self, scope: str) -> bool:
+        """Whether one of them has no Renyi path, and so adds up epsilons as events state them, whatever a
+        delta could prove.
+        """
+        return any(one.order is None for one in self._find(scope).values())
+
+    def _find(self, scope: str) -> dict[str, Filter]:
+        filters = {}
         for name in path_of(scope):
             if name in self.supposed:
-                filters.append(self.supposed[name])
+                filters[name] = self.supposed[name]
             elif self.ledger is not None:
                 try:
-                    filters.append(self.ledger.scope(name).filter)
+                    filters[name] = self.ledger.scope(name).filter
                 except PlanRefused:
                     continue
         return filters
