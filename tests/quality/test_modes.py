@@ -505,27 +505,29 @@ def test_a_period_ends_where_calendars_do(block: str, period: str) -> None:
     assert block in days and days == sorted(days) and least <= len(days) <= 366
 
 
-def test_keys_of_whole_numbers_and_dates_are_known(world: World) -> None:
-    """Declared keys are texts, whatever their column holds."""
+def test_keys_of_other_types_than_texts_are_known(world: World) -> None:
+    """Declared keys are texts, whatever their column holds: whole numbers, dates, truths."""
     world.fill(carrier="'AA'")
     with duckdb.connect(str(world.database)) as connection:
         connection.execute("ALTER TABLE flights DROP COLUMN carrier")
         connection.execute("ALTER TABLE flights ADD COLUMN carrier INTEGER DEFAULT 7")
         connection.execute("ALTER TABLE flights ADD COLUMN since DATE DEFAULT DATE '2020-01-01'")
+        connection.execute("ALTER TABLE flights ADD COLUMN diverted BOOLEAN DEFAULT true")
     declaration = world.folder / "flights.yml"
     fields = yaml.safe_load(declaration.read_text())
-    for keys, since, verdict in (
-        (["7", "-1"], ["2020-01-01"], "kept"),
-        (["0", "1"], ["2021-01-01"], "violated"),
+    for keys, since, diverted, verdict in (
+        (["7", "-1"], ["2020-01-01"], ["false", "true"], "kept"),
+        (["0", "1"], ["2021-01-01"], ["false"], "violated"),
     ):
-        fields["columns"] |= {"carrier": {"public_keys": keys}, "since": {"public_keys": since}}
+        listed = {"carrier": keys, "since": since, "diverted": diverted}
+        fields["columns"] |= {name: {"public_keys": keys} for name, keys in listed.items()}
         declaration.write_text(yaml.safe_dump(fields))
         checks = [
             {"name": name, "check": "unknown_keys", "column": name, "at_most": "0.1"}
-            for name in ("carrier", "since")
+            for name in listed
         ]
         outcome = world.run(checks=checks, name=verdict)
-        assert verdicts(outcome) == {"carrier": verdict, "since": verdict}
+        assert verdicts(outcome) == dict.fromkeys(listed, verdict)
 
 
 def test_a_contract_is_judged_by_the_noise_that_its_scope_holds(

@@ -184,8 +184,8 @@ RowChecks = Annotated[
 ]
 
 
-#: A key that a column of whole numbers may have.
-_WHOLE_KEY = re.compile("-?[1-9][0-9]{0,18}|0")
+#: A key that a column of whole numbers or of truths may have.
+_UNQUOTED_KEY = re.compile("-?[1-9][0-9]{0,18}|0|true|false")
 
 
 def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Column]:
@@ -299,9 +299,10 @@ def match_keys(table: Table, column: str, keys: Sequence[str]) -> str:
     """The condition that a column with public keys holds one of these."""
     quoted = quote_column(column)
     literals = ", ".join("'" + key.replace("'", "''") + "'" for key in keys)
-    # Keys are texts, and a column of whole numbers is compared with its keys as they are written.
-    whole = all(_WHOLE_KEY.fullmatch(key) for key in table.public_keys(column))
-    return f"{f'CAST({quoted} AS VARCHAR)' if whole else quoted} IN ({literals})"
+    # Keys are texts, and a column of whole numbers or truths is compared with its keys as they are written.
+    if all(map(_UNQUOTED_KEY.fullmatch, table.public_keys(column))):
+        quoted = f"CAST({quoted} AS VARCHAR)"
+    return f"{quoted} IN ({literals})"
 
 
 def write_number(value: Fraction) -> str:
