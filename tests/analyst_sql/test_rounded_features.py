@@ -8,7 +8,9 @@ import duckdb
 import pytest
 
 from dpflow import Ledger, sql
+from dpflow.analyst_sql.answer.sql_answer import SqlAnswer
 from dpflow.core.contract.declaration import Table
+from dpflow.errors import PlanRefused
 
 UNITS = 20_000
 #: Of each unit the values 0, 0 and 100, whose mean is on no grid of decimals, and products far below one step.
@@ -74,3 +76,21 @@ def test_an_interval_holds_what_the_grid_rounds(world: World, question: str) -> 
     assert row["m_noise_low"] <= float(truth) <= row["m_noise_high"]
     # It says something: no wider than a hundredth of the bounds.
     assert row["m_noise_high"] - row["m_noise_low"] < 10 or "VAR" in question or "y * z" in question
+
+
+ROUNDED = ("x / 3", "sqrt(x)", "CASE WHEN y < 1 THEN x / 7 END")
+
+
+@pytest.mark.parametrize("value", ROUNDED)
+def test_a_mean_of_rounded_values_does_not_follow_from_their_sum(world: World, value: str) -> None:
+    """Its own interval holds what the grid rounds; those of a stored sum and number of values do not."""
+
+    def ask(text: str, epsilon: int) -> SqlAnswer:
+        return sql(text, tables=[world.table], ledger=world.ledger, scope="t", epsilon=epsilon)
+
+    ask(f"SELECT SUM({value}) AS s, COUNT({value}) AS n FROM t", 10_000)
+    with pytest.raises(PlanRefused, match="no stored answer serves"):
+        ask(f"SELECT AVG({value}) AS m FROM t", 0)
+    # Of values on their own grid it follows.
+    ask("SELECT SUM(x) AS s, COUNT(x) AS n FROM t", 10_000)
+    assert ask("SELECT AVG(x) AS m FROM t", 0).free

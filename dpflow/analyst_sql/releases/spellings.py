@@ -22,7 +22,9 @@ from dpflow.analyst_sql.parse.select_query import (
     mark,
     number_column,
 )
+from dpflow.analyst_sql.parse.value_columns import declare_value
 from dpflow.analyst_sql.releases.query_parts import is_private_node
+from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
 
 
@@ -61,8 +63,8 @@ MEAN_OF = "mean of"
 
 
 def replace_means(query: SplitQuery) -> SplitQuery:
-    """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)``, where the interval of that number
-    of values excludes 0.
+    """The query with ``SUM(x) / COUNT(x)`` in the place of each ``AVG(x)`` that `list_sums` spells so, where the interval
+    of that number of values excludes 0.
     """
     tree = query.tree.copy()
     releases = tuple(map(list_sums, query.releases))
@@ -74,7 +76,7 @@ def replace_means(query: SplitQuery) -> SplitQuery:
         divisors |= {
             (position, new.aggregates.index(_count_values(aggregate, new)))
             for aggregate in old.aggregates
-            if aggregate.kind == "mean"
+            if len(_list_needed(aggregate, new)) > 1
         }
         keys = [mark(exp.column(key_column(n)), group) for n, group in enumerate(new.groups)]
         numbers = [
@@ -90,7 +92,9 @@ def replace_means(query: SplitQuery) -> SplitQuery:
 
 
 def list_sums(query: SelectQuery) -> SelectQuery:
-    """A release with the sum and the number of values of each mean in its place."""
+    """A release with the sum and the number of values of each mean in its place, unless its column's grid rounds values: the
+    interval of a mean holds that, and those of sums do not.
+    """
     aggregates: list[SqlAggregate] = []
     for aggregate in query.aggregates:
         aggregates += _list_needed(aggregate, query)
@@ -98,9 +102,18 @@ def list_sums(query: SelectQuery) -> SelectQuery:
 
 
 def _list_needed(aggregate: SqlAggregate, query: SelectQuery) -> list[SqlAggregate]:
-    if aggregate.kind != "mean":
+    if aggregate.kind != "mean" or _is_rounded(aggregate, query):
         return [aggregate]
     return [replace(aggregate, kind="sum"), _count_values(aggregate, query)]
+
+
+def _is_rounded(aggregate: SqlAggregate, query: SelectQuery) -> bool:
+    """Whether the grid of the column that an aggregate is over rounds its values."""
+    try:
+        table, name = declare_value(query.table, aggregate)
+    except PlanRefused:
+        return True
+    return table.column(name).is_rounded
 
 
 def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> Any:
