@@ -8,6 +8,7 @@ import io
 from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -58,7 +59,7 @@ def login(owner) -> Callable[[str], str]:
         for _ in range(2):  # running it again is harmless
             connection.execute(ROLES_SQL)
         database = connection.info.dbname
-        for role in ROLES:
+        for role in (*ROLES, "dpflow_reader"):
             connection.execute(f"CREATE ROLE {database}_{role} LOGIN IN ROLE {role}")
     return lambda role: _as(url, f"{database}_{role}")
 
@@ -75,6 +76,84 @@ def everything(ledger: Ledger) -> list[object]:
 @pytest.fixture
 def nobody_says_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("DPFLOW_LEDGER_OWNER")
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "operate-the-ledger.md"
+
+
+def read_rights() -> dict[str, dict[str, str]]:
+    """The page's table: what is done, and for each role's name its cell."""
+    text = PAGE.read_text().split("## Who may do what on PostgreSQL")[1].split("\n\n|")[1]
+    lines = [line.strip("| \n").split(" | ") for line in text.split("\n\n")[0].splitlines()]
+    names = [name.strip("`") for name in lines[0]]
+    return {line[0]: dict(zip(names, line[1:], strict=True)) for line in lines[2:]}
+
+
+def list_deeds(ledger: Ledger, ask: Any) -> dict[str, list[Callable[[], object]]]:
+    """What each row of the page's table names, at the ledger of `owner`."""
+    scope, export = "flights", io.StringIO()
+    keys = {name: ask.key(name) for name in ("done", "new", "orphan", "gate")}
+
+    def advance() -> None:
+        held = ledger.open_session(keys["gate"], **ask.terms(), state={"v": 0}, exclusive=False)
+        ledger.answer(held.session_id, query="q", expected_version=0, state={}, answer={})
+
+    def find_orphan() -> str:
+        (orphan,) = [one for one in ledger.releases() if one.state == "reserved"]
+        return orphan.release_id
+
+    return {
+        "read grants, sums, charges and the history": [
+            lambda: ledger.history(),
+            lambda: ledger.remaining(scope),
+            lambda: ledger.odometer(scope),
+            lambda: ledger.releases(),
+        ],
+        "read results, even encrypted": [lambda: ledger.find(keys["done"])],
+        "verify, export, checkpoint, statement": [
+            lambda: ledger.verify(),
+            lambda: ledger.export(export),
+            lambda: ledger.checkpoint(),
+            lambda: ledger.statement(scope),
+        ],
+        "release, settle, retry, check": [
+            lambda: ledger.settle(ask.reserve(ledger, "new"), {"value": 1}),
+            lambda: ask.reserve(ledger, "orphan"),
+            lambda: ledger.check(scope, [ask.terms()["event"]], []),
+        ],
+        "open sessions, read and advance their secret state": [advance],
+        "grant, quota, approve, resolve, import": [
+            lambda: ledger.grant(scope, 9, 0, table=None, filter="basic", principal="me"),
+            lambda: ledger.quota(f"{scope}/me", 1, 0, principal="me"),
+            lambda: ledger.resolve(find_orphan(), reason="r", principal="me"),
+        ],
+    }
+
+
+@pytest.mark.parametrize("role", ["owner", *ROLES, "dpflow_reader"])
+def test_the_page_says_what_each_role_may(owner, login, tmp_path, ask, role):
+    """Each cell of its table: what a role may works with the anchor, and the rest is refused in words."""
+    ledger = owner
+    if role != "owner":
+        ledger = Ledger(login(role), anchor=tmp_path / "anchor")
+    rights, deeds = read_rights(), list_deeds(ledger, ask)
+    assert [*rights][:-1] == [row for row in rights if row in deeds]
+    found = {}
+    for row, some in deeds.items():
+        done = []
+        for deed in some:
+            try:
+                deed()
+                done.append("yes")
+            except InvalidInput as error:
+                assert "database role" in str(error), (row, error)
+                done.append("no")
+        found[row] = done[0] if len({*done}) == 1 else done
+    stated = {row: rights[row][role] for row in deeds}
+    for row, cell in stated.items():
+        # Of the rest a reader has the page (`test_a_reader_shows_the_page_and_nothing_else`).
+        partly = ["yes", "no", "no", "no"] if cell == "by page and `history`" else cell
+        assert found[row] == partly, (row, found[row])
 
 
 POWERS = {
