@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -132,7 +133,7 @@ def open_registry(model: str, tracking_uri: str) -> Any:
         if not client.search_registered_models(filter_string=f"name = '{model}'"):
             client.create_registered_model(model)
         if is_server(tracking_uri):
-            _list_stored(_find_experiment(client).artifact_location, tracking_uri)
+            _require_store(_find_experiment(client).artifact_location, tracking_uri)
     return client
 
 
@@ -154,6 +155,22 @@ def _find_experiment(client: Any) -> Any:
     if (found := client.get_experiment_by_name(EXPERIMENT)) is not None:
         return found
     return client.get_experiment(client.create_experiment(EXPERIMENT))
+
+
+def _require_store(uri: str, tracking_uri: str) -> None:
+    """Raise, unless the store where a server wants files is one that this machine reaches."""
+    place = urlparse(uri)
+    if place.scheme not in ("", "file"):
+        _list_stored(uri, tracking_uri)
+        return
+    folder = Path(unquote(place.path))
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK):
+        raise InvalidInput(
+            f"the server of MLflow wants files in {folder}, which cannot be written here; start it with "
+            f"--artifacts-destination, so that it takes them itself"
+        )
 
 
 def _list_stored(uri: str, tracking_uri: str | None) -> Any:
@@ -243,7 +260,9 @@ def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
         )
     paths = [Path(unquote(urlparse(place).path)) for place in places]
     if _KEPT not in schemes and not any(path.exists() for path in paths):
-        raise InvalidInput(f"the files of {uri} are not on this machine; {by_path}")
+        raise InvalidInput(
+            f"no file of {uri} is on this machine; correct the URI, or where the files are elsewhere {by_path}"
+        )
     files: list[Path | str] = []
     for place, scheme, path in zip(places, schemes, paths):
         files += _list_kept(place, tracking_uri) if scheme == _KEPT else _list_files(path)

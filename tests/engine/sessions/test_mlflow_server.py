@@ -100,7 +100,7 @@ def test_a_model_that_a_server_keeps_is_a_candidate(
         gate = ModelGate(session, Promoter(other, "champion", server), SHARED)
         assert gate.submit(uri)["outcome"] == "promoted"
         assert mlflow_models.find_file(f"models:/{other}/1", server, tiny.folder / other)
-    with pytest.raises(InvalidInput, match="holds no skops file"):
+    with pytest.raises(InvalidInput, match=r"holds no skops file|no file of .* is on this machine"):
         mlflow_models.find_file(f"runs:/{run}/nothing", server, tiny.folder)
     monkeypatch.setattr(mlflow_models, "MAX_FILE", 10)
     with pytest.raises(InvalidInput, match="more than 10 bytes"):
@@ -154,6 +154,23 @@ def test_what_mlflow_has_no_more_is_not_out_of_reach(tiny: Tiny, server: str, na
     client.delete_registered_model(name)
     with pytest.raises(InvalidInput, match=r"refuses this for good \(RESOURCE_DOES_NOT_EXIST\)"):
         promoter.find_champion()
+
+
+def test_a_server_with_a_folder_of_its_own_machine_is_refused_at_once(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It wants its clients to write there; a gate learned that when it was charged."""
+    uri = stand_server(KINDS[0], tmp_path, monkeypatch)
+    (tmp_path / "file").touch()
+    for folder in ("file/runs", "runs"):
+        client = mlflow_models.open_client(uri)
+        monkeypatch.setattr(mlflow_models, "EXPERIMENT", folder)
+        client.create_experiment(folder, (tmp_path / folder).as_uri())
+        if folder == "runs":
+            assert mlflow_models.open_registry(name, uri)
+            continue
+        with pytest.raises(InvalidInput, match="start it with --artifacts-destination"):
+            Promoter(name, "champion", uri)
 
 
 def test_a_package_that_a_store_needs_is_named() -> None:
