@@ -72,7 +72,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the named benchmarks in their order, or all; an unknown name lists close ones. Fails where a bar is missed."""
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(BENCHMARKS))
-    names = parser.parse_args(arguments).names
+    parser.add_argument(
+        "--write", action="store_true", help="write the bars into docs/internals/speed.md, too"
+    )
+    parsed = parser.parse_args(arguments)
+    names = parsed.names
     for name in names:
         if name not in BENCHMARKS:
             parser.error(str(UnknownName("benchmark", name, BENCHMARKS)))
@@ -88,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         taken.append((name, f"{time.monotonic() - begin:.0f} s", end))
         print(f"{name}: {taken[-1][1]} {end}", file=sys.stderr, flush=True)
     show("how long each took", ("benchmark", "time", "failed"), taken)
-    show_bars()
+    show_bars(write=parsed.write)
     if any(end for _, _, end in taken):
         raise SystemExit(1)
 

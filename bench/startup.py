@@ -1,12 +1,9 @@
 """What starting costs: commands in fresh processes beside the imports that none of them can do without,
 and our operators against Airflow's base class.
-
-``python -m bench.startup --write`` also writes the rows about commands into docs/internals/speed.md.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -31,8 +28,6 @@ OPERATORS = (
     "ReusableHoldoutOperator, SessionOperator, SqlReleaseOperator"
 )
 BASE = "from airflow.sdk import BaseOperator"
-PAGE = Path(__file__).parents[1] / "docs" / "internals" / "speed.md"
-MARK = "<!-- python -m bench.startup --write -->"
 #: As many commands as ours, each with an option, and no other import than typer.
 MINIMAL = """
 import sys
@@ -225,27 +220,10 @@ def measure_commands(repeats: int = REPEATS) -> list[tuple[str, float, float, fl
     return [(case.title, cpu[case.title], cpu[" ".join(case.floor)], case.bar) for case in cases]
 
 
-def write_page(rows: Sequence[tuple[str, float, float, float]]) -> None:
-    """Put the rows into the page, behind its mark."""
-    listed = [
-        f"| `{title.partition(',')[0]}`{''.join(title.partition(',')[1:])} | {ours / floor:.2f} | {bar} |"
-        for title, ours, floor, bar in rows
-    ]
-    table = "\n".join(["| command | ratio | at most |", "| --- | --- | --- |", *listed])
-    head, mark, rest = PAGE.read_text().partition(MARK)
-    if not mark:
-        raise RuntimeError(f"{PAGE} has no line {MARK}")
-    _, _, tail = rest.lstrip("\n").partition("\n\n")
-    PAGE.write_text(f"{head}{mark}\n\n{table}\n\n{tail}")
-
-
-def main(arguments: Sequence[str] = ()) -> None:
+def main() -> None:
     """Print the tables."""
     from dpflow.cli.commands import COMMANDS
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}, too")
-    writes = parser.parse_args(arguments).write
     measured = measure_commands()
     minimal = MINIMAL.format(commands=len(COMMANDS))
     with tempfile.TemporaryDirectory() as place:
@@ -269,12 +247,10 @@ def main(arguments: Sequence[str] = ()) -> None:
         ("what", "ours", "floor", "ratio", "at most"),
         rows,
     )
-    if writes:
-        write_page(measured[: len(list_cases())])
     for title, ours, floor, bar in measured:
         hold(title, ours / floor, bar)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()
     show_bars()

@@ -7,8 +7,9 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
@@ -52,6 +53,9 @@ class Bar:
 
 #: Every bar of the benchmarks that ran in this process.
 BARS: list[Bar] = []
+HEADS = ("what", "measured", "bar", "noise", "verdict")
+PAGE = Path(__file__).parents[1] / "docs" / "internals" / "speed.md"
+MARK = "<!-- python -m bench --write -->"
 
 
 def hold(
@@ -67,8 +71,12 @@ def hold(
     BARS.append(Bar(title, value, limit, noise, is_least, reached))
 
 
-def show_bars() -> None:
-    """One table of every bar. Raises `SystemExit` where one is missed by more than its noise."""
+def show_bars(*, write: bool = False) -> None:
+    """One table of every bar. Raises `SystemExit` where one is missed by more than its noise.
+
+    Args:
+        write: put them into docs/internals/speed.md, too, where bars that were not measured keep their lines.
+    """
     rows = [
         (
             bar.title,
@@ -80,10 +88,22 @@ def show_bars() -> None:
         for bar in BARS
     ]
     if rows:
-        show("bars", ("what", "measured", "bar", "noise", "verdict"), rows)
+        show("bars", HEADS, rows)
+    if write:
+        _write_page(rows)
     missed = [bar.title for bar in BARS if bar.verdict == "missed"]
     if missed:
         raise SystemExit(f"missed: {'; '.join(missed)}")
+
+
+def _write_page(rows: Sequence[tuple[str, ...]]) -> None:
+    head, mark, rest = PAGE.read_text().partition(MARK)
+    table, _, tail = rest.lstrip("\n").partition("\n\n")
+    lines = {line.split(" | ")[0]: line for line in table.splitlines()[2:]}
+    lines |= {f"| {row[0]}": f"| {' | '.join(row)} |" for row in rows}
+    heads = [f"| {' | '.join(HEADS)} |", "| --- " * len(HEADS) + "|"]
+    written = "\n".join([*heads, *lines.values()])
+    PAGE.write_text(f"{head}{mark}\n\n{written}\n\n{tail}")
 
 
 def medians(
