@@ -1,4 +1,4 @@
-"""MLflow behind a server: a real one that DPFLOW_TEST_MLFLOW names, or its refusals and its store before a local registry."""
+"""MLflow behind a server: a real one that DPFLOW_TEST_MLFLOW names (with proxied artefacts), or its refusals and store in process."""
 
 from __future__ import annotations
 
