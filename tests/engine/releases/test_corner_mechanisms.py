@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from corner_tables import DuckDBStore, ParquetStore, all_corners
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.results import NONE, Result
 from dpflow.tables.access import arithmetic
+from dpflow.tables.backends.duckdb_backend.bounding import sql_bounding
 
 #: A warning goes to a stream, and a row would have caused it.
 pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
@@ -65,6 +67,7 @@ def test_an_overflow_is_seen_in_outcomes_alone(
     """Where no type is widened, one row turns the median into none; the class tells, not the error."""
     forever = arithmetic.IntegerType("BIGINT", -(2**200), 2**200)
     monkeypatch.setattr(arithmetic.DUCKDB.__class__, "types", (forever, arithmetic.HUGEINT))
+    monkeypatch.setattr(sql_bounding, "BITS", replace(sql_bounding.BITS, type=forever))
     corner = next(c for c in FAR if c.kind == "UBIGINT" and c.low > 0)
     found = audit_mechanism(MECHANISMS["median"], corner, DuckDBStore(tmp_path), 1)
     assert any("'none')" in problem and "of 48 draws" in problem for problem in found.problems)
