@@ -243,7 +243,9 @@ def _save_model(pipeline: Any, folder: Path) -> Path:
             raise InvalidInput(
                 f"{folder.parent} cannot be written; give the student another folder"
             ) from None
-    (file,) = folder.glob("*.skops")
+    file = folder / "model.skops"
+    if not file.is_file():
+        raise InvalidInput(f"{folder} has no model any more; remove it and try again")
     return file
 
 

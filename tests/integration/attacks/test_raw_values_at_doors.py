@@ -8,6 +8,7 @@ compared is everything but the numbers.
 from __future__ import annotations
 
 import gc
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -218,7 +219,7 @@ def teach(visit: Visit) -> Any:
         assert taught.is_file()
         report.pop("session_id")
         said.append(report)
-        taught.unlink()
+        shutil.rmtree(taught.parent)
     return said
 
 
