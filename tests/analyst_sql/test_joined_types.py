@@ -102,6 +102,22 @@ def test_what_a_key_could_make_fail_is_refused_before_the_charge(visits: Path, r
     assert len(dpflow.sql(BY_DAY.format("known") + rest, **price).values) > 0
 
 
+@pytest.mark.parametrize(
+    ("key", "rest"),
+    [
+        ("date_trunc('month', day)", "label, n FROM v JOIN moments USING (day)"),
+        ("CAST(day AS TIMESTAMP)", "day FROM v UNION ALL SELECT day FROM moments"),
+        ("CASE WHEN known = DATE '2020-01-01' THEN day END", "n FROM v WHERE day IN (SELECT day FROM moments)"),
+        ("day", "sum(n) OVER (PARTITION BY greatest(day, (SELECT max(day) FROM moments))) FROM v"),
+    ],
+)
+def test_a_computed_key_may_have_all_values_of_its_type(visits: Path, key: str, rest: str) -> None:
+    """It was tried with two days of 2020 and 2021; charged, it was never answered."""
+    with pytest.raises(SqlRefused, match="no room"):
+        dpflow.sql(BY_DAY.format(key) + rest, ledger=visits, epsilon="10", delta="1e-6")
+    assert not Ledger(visits).releases("s")
+
+
 def test_a_join_on_a_key_without_a_partner_is_answered(visits: Path) -> None:
     """A day beyond the other type matches nothing; the other one does."""
     query = BY_DAY.format("day") + "v.day, label FROM v LEFT JOIN moments m ON v.day = m.day"

@@ -301,7 +301,7 @@ def describe_columns(
     try:
         columns = describe_samples(query, fill_samples(tables))
         try:
-            if any(map(_matches_rows, query.tree.walk())):
+            if query.public or any(map(_matches_rows, query.tree.walk())):
                 describe_samples(query, fill_extremes(query, tables))
             return columns
         except QueryRejected:

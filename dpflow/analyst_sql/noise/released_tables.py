@@ -351,18 +351,17 @@ _EXTREMES: Mapping[str, list[Any]] = {
 
 
 def fill_extremes(query: SplitQuery, tables: Sequence[RowTable]) -> list[RowTable]:
-    """Tables of `expect_tables` with all public rows, and with keys that may be released: the public ones, or the ends of
-    their types.
+    """Tables of `expect_tables` with all public rows, and with keys and numbers that may be released: public keys, or the
+    ends of their types.
     """
     public = len(query.public)
     filled = list(tables[:public])
     for release, table in zip(query.releases, tables[public:]):
-        columns = [_list_samples(kind) for _, kind in table.columns]
-        for n, (group, (_, kind)) in enumerate(zip(release.groups, table.columns)):
-            if group.op != "column":
-                continue
-            listed = release.table.column(".".join(group.args[0])).public_keys
-            columns[n] = [*columns[n], *_list_ends(kind)] if listed is None else list(listed)
+        columns = [[*_list_samples(kind), *_list_ends(kind)] for _, kind in table.columns]
+        for n, group in enumerate(release.groups):
+            if group.op == "column":
+                listed = release.table.column(".".join(group.args[0])).public_keys
+                columns[n] = columns[n] if listed is None else list(listed)
         length = max(map(len, columns), default=0)
         padded = [values + [None] * (length - len(values)) for values in columns]
         filled.append(replace(table, values=padded))
