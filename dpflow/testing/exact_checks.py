@@ -109,6 +109,11 @@ class ExactComparison:
         default=None, repr=False
     )
 
+    @property
+    def rank(self) -> tuple[float, int]:
+        """How much it shows: the share of the guarantee that its pairs need, and their number."""
+        return self.epsilon_found / self.epsilon if self.epsilon else 0.0, self.pairs
+
 
 def tiny_examples(mechanism: AnyMechanism) -> list[Example]:
     """Examples of the standard parameters on tiny tables, those with the fewest parameters first;
@@ -127,11 +132,16 @@ def compare_exactly(
     best: ExactComparison | None = None
     for raw in _widen_epsilon(mechanism, example):
         comparison = _compare_laws(mechanism, replace(example, params=raw), work)
-        if best is None or comparison.pairs > best.pairs or not comparison.passed:
+        if best is None or not comparison.passed or comparison.rank > best.rank:
             best = comparison
-        # Some pairs of a release show its scale; a session shows it after many questions.
-        enough = best.pairs >= FEW_PAIRS and isinstance(mechanism, Mechanism)
-        if not best.passed or enough or (best.pairs and not comparison.obstacle):
+        share, pairs = best.rank
+        if isinstance(mechanism, Mechanism):
+            # Some pairs of a release show its scale, if half of the noise would show.
+            enough = share >= 0.45 and (pairs >= FEW_PAIRS or not comparison.obstacle)
+        else:
+            # A session shows it after many questions.
+            enough = pairs > 0 and not comparison.obstacle
+        if not best.passed or enough:
             break
     assert best is not None
     return best

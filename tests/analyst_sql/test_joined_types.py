@@ -107,7 +107,10 @@ def test_what_a_key_could_make_fail_is_refused_before_the_charge(visits: Path, r
     [
         ("date_trunc('month', day)", "label, n FROM v JOIN moments USING (day)"),
         ("CAST(day AS TIMESTAMP)", "day FROM v UNION ALL SELECT day FROM moments"),
-        ("CASE WHEN known = DATE '2020-01-01' THEN day END", "n FROM v WHERE day IN (SELECT day FROM moments)"),
+        (
+            "CASE WHEN known = DATE '2020-01-01' THEN day END",
+            "n FROM v WHERE day IN (SELECT day FROM moments)",
+        ),
         ("day", "sum(n) OVER (PARTITION BY greatest(day, (SELECT max(day) FROM moments))) FROM v"),
     ],
 )

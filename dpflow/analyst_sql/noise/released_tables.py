@@ -28,7 +28,7 @@ from dpflow.analyst_sql.parse.select_query import (
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
 from dpflow.analyst_sql.releases.query_parts import find_grouping
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
-from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
 from dpflow.core.contract.results import NO_VALUE, TOO_LARGE, ValueRange
 from dpflow.core.contract.totals import MeanTotal, TermTotal
 from dpflow.core.toolbox.noise import FAILURE
@@ -358,6 +358,10 @@ def fill_extremes(query: SplitQuery, tables: Sequence[RowTable]) -> list[RowTabl
     filled = list(tables[:public])
     for release, table in zip(query.releases, tables[public:]):
         columns = [[*_list_samples(kind), *_list_ends(kind)] for _, kind in table.columns]
+        for n, (_, kind) in enumerate(table.columns):
+            # A number beyond has no value.
+            if n >= len(release.groups) and kind == "BIGINT":
+                columns[n] = [*_list_samples(kind), MAX_MAGNITUDE, -MAX_MAGNITUDE]
         for n, group in enumerate(release.groups):
             if group.op == "column":
                 listed = release.table.column(".".join(group.args[0])).public_keys
