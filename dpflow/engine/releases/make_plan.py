@@ -209,10 +209,13 @@ def _choose_noise(
     """
     event, scope = mechanism.event(params, table), request.scope
     is_open = isinstance(mechanism, Mechanism) and getattr(params, "noise", "auto") == "auto"
-    is_held, words, limit = filters.hold(scope, event), dict(request.params), None
+    has_delta, words, limit = bool(getattr(params, "delta", None)), dict(request.params), None
+    if not is_open and not has_delta:
+        return request, params, event
+    is_held = filters.hold(scope, event)
     if not is_held and is_open:
         words |= {"noise": "laplace"} if hasattr(params, "noise") else {}
-    elif is_held and getattr(params, "delta", None) and filters.sum_epsilons(scope):
+    elif is_held and has_delta and filters.sum_epsilons(scope):
         limit = event.epsilon_delta()
     else:
         return request, params, event

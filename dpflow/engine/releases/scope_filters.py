@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from dpflow.core.accounting.events import Event
 from dpflow.core.accounting.privacy_filters import Filter
-from dpflow.errors import PlanRefused
+from dpflow.errors import PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.ledger.books.records import path_of
 
@@ -47,7 +47,7 @@ class ScopeFilters:
             elif self.ledger is not None:
                 try:
                     filters[name] = self.ledger.scope(name).filter
-                except PlanRefused:
+                except (PlanRefused, UnknownName):
                     continue
         return filters
 

@@ -81,7 +81,7 @@ def predicted_values(
     predicts_rows_alone: bool = False,
 ) -> NDArray[np.float64]:
     """A user's expression on every group, over its rows and what a candidate says about them; NaN
-    where that fails.
+    where that fails, or a row has no finite prediction: the expression might take that for a good one.
 
     Args:
         groups, rows: the group of each row, and its columns.
@@ -107,7 +107,8 @@ def predicted_values(
         except Exception:  # noqa: BLE001
             failed.append(group)
     values = private.estimates_over(own, groups, {**ordered, **predictions})
-    values[np.array(failed, dtype=np.intp)] = np.nan
+    silent = [groups[~np.isfinite(column)] for column in predictions.values()]
+    values[np.concatenate([np.array(failed, dtype=np.intp), *silent])] = np.nan
     return values
 
 

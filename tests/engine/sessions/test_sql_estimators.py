@@ -264,8 +264,15 @@ def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
         "predictions": predictions(tiny, "i % 2", 1000),
     }
     candidate = load_candidate(Submission.model_validate(given))
-    counts = values(opened(), "count(candidate.prediction)", candidate)
-    assert counts[counts != EMPTY].sum() == 1000
+    gate = opened()
+    rows, counts = (
+        values(gate, text, candidate)
+        for text in ("count(*) + 0 * count(candidate.prediction)", "count(candidate.prediction)")
+    )
+    # An expression may take none for a good one, as greatest does: a group with such a row has the default.
+    assert (counts == rows)[counts != EMPTY].all() and counts[counts != EMPTY].sum() < 1000
+    clamped = values(gate, "avg(least(greatest(candidate.prediction, 0), 1))", candidate)
+    assert (clamped == EMPTY).tolist() == (counts == EMPTY).tolist()
 
 
 def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opened: Any) -> None:
