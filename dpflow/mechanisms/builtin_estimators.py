@@ -73,19 +73,24 @@ def _log_losses(rows: Rows, subject: Subject) -> Floats:
 
 
 def _area_under_curve(rows: Rows, subject: Subject) -> float:
-    """Probability that a positive row scores above a negative one, ties half; fails without both
-    classes.
+    """Probability that a positive row scores above a negative one; half for ties and where one of them has no score.
+    Fails without both classes.
     """
-    # Ties get the mean of their ranks, which counts each of them half.
     truth, scores = _true_labels(rows, subject) == 1, _score_rows(rows, subject)
+    pairs = int(truth.sum()) * int((~truth).sum())
+    truth, scores = truth[np.isfinite(scores)], scores[np.isfinite(scores)]
+    # Ties get the mean of their ranks, which counts each of them half.
     _, level, counts = np.unique(scores, return_inverse=True, return_counts=True)
     ranks = (np.cumsum(counts) - (counts - 1) / 2)[level]
     positive, negative = int(truth.sum()), int((~truth).sum())
-    return float((ranks[truth].sum() - positive * (positive + 1) / 2) / (positive * negative))
+    above = ranks[truth].sum() - positive * (positive + 1) / 2
+    return float((above + (pairs - positive * negative) / 2) / pairs)
 
 
 def _f1_score(rows: Rows, subject: Subject) -> float:
-    truth, predicted = _true_labels(rows, subject) == 1, _predict_labels(rows, subject) == 1
+    truth, labels = _true_labels(rows, subject) == 1, _predict_labels(rows, subject)
+    # A row without a prediction is of the wrong class.
+    predicted = np.where(np.isfinite(labels.astype(float)), labels == 1, ~truth)
     return float(2 * (truth & predicted).sum() / (truth.sum() + predicted.sum()))
 
 

@@ -41,6 +41,19 @@ def estimate(name: str, label: Any = LABEL, score: Any = SCORE, **options: Any) 
     return estimator.estimate_group(rows, subject)
 
 
+def test_nobody_gains_by_rows_without_a_score() -> None:
+    """Sorted last, they had the highest rank: who lost the positive rows had an area near 1."""
+    assert estimate("auc", score=np.full(300, np.nan)) == 0.5
+    lost = np.where(LABEL == 1, np.nan, 0.5)
+    assert estimate("auc", score=lost) == estimate("auc", score=np.full(300, 0.5)) == 0.5
+    some = np.where(np.arange(300) % 3 == 0, np.nan, SCORE)
+    assert 0.5 < estimate("auc", score=some) < estimate("auc")
+    subject = Subject((), {}, "label", lambda rows: rows["said"])
+    rows = {"label": LABEL, "said": np.where(LABEL == 1, 1.0, np.nan)}
+    right = LABEL.sum()
+    assert ALL["f1"].estimate_group(rows, subject) == 2 * right / (right + 300)
+
+
 def test_scores_are_scikit_learns() -> None:
     from sklearn import metrics
 
