@@ -324,7 +324,11 @@ def describe_columns(
 def _matches_rows(part: Any) -> bool:
     """Whether a part of a query brings columns of several relations to one type."""
     is_set = isinstance(part, exp.In | exp.Any | exp.All) and part.find(exp.Query) is not None
-    return is_set or isinstance(part, exp.Join | exp.SetOperation)
+    # What a function in FROM makes is matched with nothing.
+    is_join = isinstance(part, exp.Join) and not (
+        isinstance(part.this, exp.Unnest | exp.Func) or isinstance(part.this.this, exp.Func)
+    )
+    return is_set or is_join or isinstance(part, exp.SetOperation)
 
 
 def describe_samples(query: SplitQuery, samples: Sequence[RowTable]) -> list[tuple[str, str]]:
