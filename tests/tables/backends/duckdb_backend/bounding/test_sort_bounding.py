@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from duckdb_files import duckdb_file
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpflow.core.contract.columns import Column
@@ -487,39 +487,6 @@ def test_values_share_words_as_they_fit() -> None:
     layout = PackedRows(cut, (NumberedColumn("unit", 0, 2**20 - 1),), NumberedColumn("code", 0, 1))
     assert [len(one.truncation.values) for one in layout.layouts] == [5, 5, 2]
     assert [one.first for one in layout.layouts] == [0, 5, 10]
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from([0, 1, 6, 255, 2**20]), st.booleans()), max_size=5),
-    st.sampled_from([7, 64, 900]),
-    st.integers(0, 2**32),
-)
-@settings(max_examples=40)
-def test_sums_side_by_side_do_not_touch(
-    values: list[tuple[int, bool]], rows: int, seed: int
-) -> None:
-    """Sums of every possible cell are those of sorted cells, also where all rows of a cell have the largest value."""
-    draws = np.random.default_rng(seed)
-    made = tuple(Value(0, span, 0, optional) for span, optional in values)
-    cut = Truncation("", made, 2, 3, 4, most_rows=rows)
-    layout = PackedRows(cut, (NumberedColumn("unit", 0, 3),), NumberedColumn("code", 0, 3))
-    assume(layout._unit_shift < 60)
-    words = draws.integers(0, 2, rows) << layout._unit_shift
-    words += draws.integers(0, 3, rows) << layout._cell_shift
-    for i, largest in enumerate(layout._spans):
-        shift = sum(map(sort_bounding.bit_length, layout._spans[i + 1 :]))
-        words += (
-            draws.choice([0, largest // 2, values[i][0], largest], rows, p=[0.1, 0.1, 0.6, 0.2])
-            << shift
-        )
-    parts = [
-        UnitGroupCells.merge_parts([piece() for piece in pieces])
-        for pieces in (layout._sum_cells(words, 4 << 2), layout._sort_cells(words))
-    ]
-    given_cells, expected = (
-        [part.unit, part.code, part.rows, *part.counts, *part.sums] for part in parts
-    )
-    assert [x.tolist() for x in given_cells] == [x.tolist() for x in expected]
 
 
 def test_sums_of_more_rows_than_64_bits_hold() -> None:
