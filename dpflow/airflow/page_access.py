@@ -24,7 +24,7 @@ except ImportError:  # Airflow 3.1
 
 from dpflow.airflow.connection import ledger_target
 from dpflow.airflow.links import make_task_path
-from dpflow.airflow.run_names import list_loads, name_run
+from dpflow.airflow.run_names import list_load_names, name_run
 from dpflow.catalogue import locate_ledger
 from dpflow.engine.releases.reconcile import parse_place
 from dpflow.errors import InvalidInput
@@ -122,7 +122,7 @@ class AirflowPages(Host):
         return [dag_id, *(f"{start}{dag_id}" for start in find_beginnings())]
 
     def name_runs(self, dag_id: str, run_id: str) -> list[str]:
-        """The run identities of a run's tasks, one for each load that triggered it; the run id itself for a run that
+        """The run identities of a run's tasks, several where several loads triggered it; the run id itself for a run that
         Airflow does not have.
         """
         with create_session() as session:
@@ -145,7 +145,7 @@ class AirflowPages(Host):
             # A day that is none of the schedule's: the run failed, and released nothing.
             with suppress(InvalidInput):
                 name = name_run(context, getattr(run, "partition_key", None), run_id)
-                loads = {load.name for load in list_loads(context)}
+                loads = list_load_names(context)
                 return sorted(loads) if name in loads else [name]
         return [run_id]
 

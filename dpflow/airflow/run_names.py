@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import hashlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Mapping
+import json
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -26,7 +28,7 @@ BY_ITSELF = ("scheduled", "backfill", "asset_triggered")
 
 @dataclass(frozen=True, order=True)
 class Load:
-    """A load's event, as far as it names the runs that it triggers; later runs are the greater ones.
+    """A load's event, as far as it names the runs that it triggers.
 
     Attributes:
         run: the run identity of the load's own run.
@@ -104,52 +106,75 @@ def name_day(context: Mapping[str, Any]) -> str:
 
 
 def name_load(context: Mapping[str, Any], blocks: Collection[str] | None) -> str:
-    """The task and run of the load that brought a task's blocks. A load that is cleared triggers another run, which
-    asks for the same again; Airflow gives a run all events that came meanwhile, and this name does not depend on
-    them. Of several loads of a block, and for a task of other blocks or none, it is that of the latest run. "" where no
-    load triggered this run.
+    """The loads that brought a task's blocks; all loads of its run, for a task of other blocks or all rows. A load that
+    is cleared triggers another run: the same loads have the same name there, and others another one. "" where no load
+    triggered this run.
 
     Args:
         blocks: empty for all rows; None where they are unknown.
 
     Raises:
-        InvalidInput: the blocks are of several loads, or unknown where several named theirs.
+        InvalidInput: the blocks are of different loads, or unknown where that matters.
     """
     loads = list_loads(context)
-    by_block = {block: load.name for load in loads for block in load.blocks}
+    by_block = _group_loads(loads)
     names = {
         by_block[block] for block in (by_block if blocks is None else blocks) if block in by_block
     }
+    if blocks is None or not names:
+        names.add(_name_loads(loads))
     if len(names) > 1:
         raise InvalidInput(
-            f"{len(names)} loads triggered this run, and a task's charge is that of one load; map the task over its blocks, "
-            "such as ReleaseOperator.partial(...).expand(blocks=...)"
+            f"{len(loads)} loads triggered this run, and each charge is for the loads of one block; map the task over "
+            "its blocks, such as ReleaseOperator.partial(...).expand(blocks=...)"
         )
-    return names.pop() if names else loads[-1].name if loads else ""
+    return names.pop()
+
+
+def list_load_names(context: Mapping[str, Any]) -> set[str]:
+    """What `name_load` can say in a run."""
+    loads = list_loads(context)
+    return {_name_loads(loads), *_group_loads(loads).values()} - {""}
+
+
+def _group_loads(loads: Sequence[Load]) -> dict[str, str]:
+    """Each block that loads name, with the name of those that brought it."""
+    blocks = sorted({block for load in loads for block in load.blocks})
+    return {
+        block: _name_loads([load for load in loads if block in load.blocks]) for block in blocks
+    }
+
+
+def _name_loads(loads: Iterable[Load]) -> str:
+    """One load by its own name, several by their digest."""
+    names = sorted({load.name for load in loads})
+    if len(names) < 2:
+        return "".join(names)
+    return f"{len(names)} loads {hashlib.sha256(json.dumps(names).encode()).hexdigest()[:32]}"
 
 
 def number_instance(
     map_index: int, context: Mapping[str, Any], name: str, blocks: Collection[str]
 ) -> int:
-    """The map index that a task mapped over `read_loaded_blocks` has for these blocks where their load alone triggers its
-    run.
+    """The map index that a task mapped over `read_loaded_blocks` has for these blocks where their loads alone trigger
+    its run.
 
     Args:
         name: the run identity, by `name_run`.
     """
     loads = list_loads(context)
-    loaded, own = (
-        sorted({block for load in chosen for block in load.blocks})
-        for chosen in (loads, [load for load in loads if load.name == name])
-    )
-    first = next((block for block in blocks if block in own), None)
-    before = 0 if first is None else loaded.index(first) - own.index(first)
+    by_block = _group_loads(loads)
+    first = next((block for block in blocks if by_block.get(block) == name), None)
+    if first is None:
+        return map_index
+    own = _group_loads([load for load in loads if first in load.blocks])
+    before = list(by_block).index(first) - list(own).index(first)
     return map_index - before if map_index >= before else map_index
 
 
 def list_loads(context: Mapping[str, Any]) -> list[Load]:
-    """The loads among the events that triggered a run, the latest last. Events that people made by hand may hold
-    anything, and are left out where they do not say which load they are of.
+    """The loads among the events that triggered a run, sorted. Events that people made by hand may hold anything, and
+    are left out where they do not say which load they are of.
     """
     loads = set()
     for events in (context.get("triggering_asset_events") or {}).values():

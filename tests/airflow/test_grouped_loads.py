@@ -4,6 +4,8 @@ they were grouped.
 
 from __future__ import annotations
 
+import itertools
+import re
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +16,10 @@ from airflow_names import AirflowFailException
 from airflow_tasks import make_release
 
 from dpflow.airflow.asset_events import read_loaded_blocks
-from dpflow.airflow.task_context import name_task_run
+from dpflow.airflow.task_context import NOT_GIVEN, name_task_run
 from dpflow.errors import InvalidInput
 from dpflow.ledger import BudgetView, Ledger
+from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -135,32 +138,65 @@ def test_an_edit_is_refused_in_another_grouping(paying: Tiny) -> None:
     assert spent(paying) == dict.fromkeys(DAYS[:2], "0.1")
 
 
-def test_which_load_names_a_run(tiny: Tiny) -> None:
-    """That of the blocks, the latest of several; for all rows the latest of all. What names none has the run id."""
+def test_which_loads_name_a_run(tiny: Tiny) -> None:
+    """Those of the blocks; for all rows all loads. One has its own name. What names none has the run id."""
 
     def name(blocks: Any, *events: Any, map_index: int = -1) -> tuple[str, int]:
         return name_task_run(context(tiny, 1, *events, map_index=map_index), blocks)
 
-    first, second, whole = (
-        make_event(DAYS[0]),
-        make_event(DAYS[1]),
-        make_event(*DAYS, run="2020-W1"),
+    first, second, whole, bare = (
+        *(make_event(DAYS[0]), make_event(DAYS[1]), make_event(*DAYS, run="2020-W1")),
+        make_event(DAYS[2], load={"blocks": []}),
     )
     named = [f"loads/load/{one.extra['dpflow']['run']}" for one in (first, second, whole)]
     for events in ([first, second], [second, first]):
         assert name([DAYS[0]], *events, map_index=0) == (named[0], 0)
         assert name([DAYS[1]], *events, map_index=1) == (named[1], 0)
-        assert name([], *events) == name(["2020"], *events) == (named[1], -1)
         with pytest.raises(InvalidInput, match="2 loads triggered this run"):
             name(None, *events)
     assert name(None, first) == (named[0], -1)
-    # A week's load beside that of a day: two instances of one load, and that of the other.
+    # A task of all rows, or of other blocks: each set of loads has a name of its own, in whatever order they came.
+    sets = [
+        *itertools.combinations([first, second, whole, bare], 2),
+        [first, second, whole],
+        [first],
+    ]
+    for blocks in ([], ["2020"]):
+        for events in sets:
+            assert name(blocks, *events) == name(blocks, *reversed(events), *events)
+        assert len({name(blocks, *events) for events in sets}) == len(sets)
+    assert re.fullmatch("2 loads [0-9a-f]{32}", name([], first, second)[0])
+    with pytest.raises(InvalidInput, match="2 loads triggered this run"):
+        name(None, first, bare)
+    # A week's load beside that of a day: two instances of one load, and that of both.
     assert [name([day], whole, map_index=n)[1] for n, day in enumerate(DAYS)] == [0, 1, 2]
-    assert name([DAYS[0]], first, whole, map_index=0)[0] == named[2]
+    both = name([], first, whole)[0]
+    for events in ([first, whole], [first, second, whole]):
+        names = [name([day], *events, map_index=n) for n, day in enumerate(DAYS)]
+        assert names[0] == (both, 0) and names[2] == (named[2], 2)
     mapped = make_event(DAYS[0], map_index=3)
     assert name([DAYS[0]], mapped)[0] == named[0].replace("load/2", "load[3]/2")
     for wrong in ({"map_index": None}, {"dag": None}, {"load": {"blocks": [7]}}, {"load": None}):
         assert name([DAYS[0]], make_event(DAYS[0], **wrong)) == ("asset_triggered__1", -1)
+
+
+@pytest.mark.parametrize("again", ["all rows", "one block"])
+def test_a_load_that_came_with_a_repeated_one_is_paid(paying: Tiny, again: str) -> None:
+    """The release is not that of the repeated load, which was made without the other; cleared, it is free."""
+    blocks = DAYS[:1] if again == "one block" else []
+    operator = make_operator("release", blocks or NOT_GIVEN)
+    if not blocks:
+        table = load_table(paying.declare(block=None, protects="unit"))
+        Ledger(paying.ledger).grant("all", 1, 0, filter="basic", table=table, principal="owner")
+        operator.release = {**operator.release, "scope": "all"}
+        del operator.release["blocks"]
+    older, newer = (make_event(DAYS[0], load={"blocks": blocks}, run=run) for run in "ab")
+    groups = [[newer], [newer, older], [older, newer], [older], [newer], [older, older]]
+    replayed = [
+        operator.execute(context(paying, number, *events))["replayed"]
+        for number, events in enumerate(groups)
+    ]
+    assert replayed == [False, False, True, False, True, True]
 
 
 def test_a_load_behind_loads_is_named_by_its_own(tiny: Tiny) -> None:
