@@ -36,7 +36,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, PlainSerializer, mo
 
 from dpflow.core.accounting.amounts import exact_text
 from dpflow.core.contract.columns import Column
-from dpflow.core.contract.declaration import PrivacyUnit, Table
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Params
 from dpflow.core.contract.squares import MAX_TERM
 from dpflow.core.contract.strict_models import Exact, parse_exact
@@ -191,12 +191,10 @@ _UNQUOTED_KEY = re.compile("-?[1-9][0-9]{0,18}|0|true|false")
 def computed_columns(checks: Sequence[RowCheck], table: Table) -> dict[str, Column]:
     """The columns that count violating rows, by name: 1 or 0, in the language of conditions.
 
-    Raises `UnknownName` for a column that nobody declared, and `PlanRefused` where one has no keys, or a check asks
-    for rows without a unit.
+    Raises `UnknownName` for a column that nobody declared, and `PlanRefused` where one has no keys.
     """
     columns = {}
     for check in checks:
-        _require_rows(check, table.privacy_unit)
         case = _write_case(check, table)
         if case is None:
             continue
@@ -272,22 +270,6 @@ def describe_check(check: RowCheck, table: Table) -> str:
 def describe_rows(table: Table) -> str:
     """Which rows a contract sees, where not all: the end of what is asked."""
     return ", of rows with a unit" if table.privacy_unit.missing == "drop" else ""
-
-
-def _require_rows(check: RowCheck, unit: PrivacyUnit) -> None:
-    """Refuse a check that no row without a unit could violate, as none is counted."""
-    name = rf'(?<![\w."])"?{re.escape(unit.column)}"?(?!\w)\s+IS\s+'
-    of_nulls = check.check == "nulls" and str(check.column).casefold() == unit.column.casefold()
-    if (
-        of_nulls
-        or re.search(rf"{name}(NOT\s+)?NULL\b", check.condition or "", re.IGNORECASE)
-        or re.search(rf"{name}NULL\b", check.among or "", re.IGNORECASE)
-    ):
-        fate = "dropped" if unit.missing == "drop" else "cut to the bounds of one unit"
-        raise PlanRefused(
-            f"check {check.name!r} asks which rows have no {unit.column}, and rows without a unit are {fate} before anything "
-            "is counted: it would always say the same; count them where the table is loaded, or in mode trusted"
-        )
 
 
 def quote_column(name: str) -> str:

@@ -8,7 +8,8 @@ of theirs. So where the declared bounds cut nothing, the inherited ones cut noth
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from decimal import Decimal
 
 from dpflow.core.contract.contribution import MAX_GROUPS, MAX_ROWS, TOUCHED, Limit
 from dpflow.core.contract.declaration import Table
@@ -111,6 +112,34 @@ def may_hold(condition: Node, name: str) -> bool:
     if condition.op in ("AND", "OR"):
         return all(parts) if condition.op == "AND" else any(parts)
     return not _is_null(condition, name)
+
+
+def counts_null(case: Node, unit: str) -> bool:
+    """Whether a CASE that counts rows tells those without a unit from others, in whatever way it is written. The rows of
+    a share, in the second branch, may leave them out.
+    """
+    if case.op != "CASE" or case.args[1] == Node("number", (Decimal(0),)):
+        return False
+    names = [name for name in case.column_names() if name.casefold() == unit.casefold()]
+    counted, among = (
+        {test for name in names for part in parts for test in _list_null_tests(part, name)}
+        for parts in (case.args[:1], case.args[2:3] if len(case.args) > 3 else ())
+    )
+    return bool((counted | among) - {test for test in among if test[0].op == "IS NULL" and test[1]})
+
+
+def _list_null_tests(
+    condition: Node, name: str, negated: bool = False
+) -> Iterator[tuple[Node, bool]]:
+    """The parts of a condition that depend on whether a column has a value, and whether each is negated."""
+    parts = [arg for arg in condition.args if isinstance(arg, Node)]
+    if condition.op in ("AND", "OR", "NOT"):
+        for part in parts:
+            yield from _list_null_tests(part, name, negated ^ (condition.op == "NOT"))
+    elif name in condition.column_names():
+        is_same = len(parts) == 2 and parts[0] == parts[1]
+        if is_same or not _is_null(condition, name):
+            yield condition, negated
 
 
 def _exceeds_days(table: Table, node: Node, names: Sequence[str]) -> bool:

@@ -18,7 +18,7 @@ from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.conditions import Reader, keep_parsed
-from dpflow.tables.language.group_bounds import inherit_bounds
+from dpflow.tables.language.group_bounds import counts_null, inherit_bounds
 from dpflow.tables.language.nodes import COMPARISONS, MOST_DEPTH, PART_RANGES, Node, refuse_sql
 
 #: Keys that an expression may have by itself; beyond it they are private, or declared.
@@ -68,8 +68,8 @@ def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
     """The declaration with further columns, each computed by an expression over a row, or several of them
     together.
 
-    Raises `PlanRefused` where one has a declared column's name, or an expression outside of the
-    language; `UnknownName` for a column in it that nobody declared.
+    Raises `PlanRefused` where one has a declared column's name, an expression outside of the language, or a count of
+    rows without a unit; `UnknownName` for a column in it that nobody declared.
     """
     if not columns:
         return table
@@ -84,12 +84,19 @@ def declare_columns(table: Table, columns: Mapping[str, Column]) -> Table:
             added[name] = column
             continue
         try:
-            expression = str(parse_row_expression(column.expression or "", table))
+            node = parse_row_expression(column.expression or "", table)
         except PlanRefused as error:
             raise PlanRefused(
                 f"{name} cannot be computed, for its condition is outside of the language: {error}"
             ) from None
-        added[name] = column.model_copy(update={"expression": expression})
+        unit = table.privacy_unit
+        if counts_null(node, unit.column):
+            fate = "dropped" if unit.missing == "drop" else "cut to the bounds of one unit"
+            raise PlanRefused(
+                f"{name} asks which rows have no {unit.column}, and rows without a unit are {fate} before anything is "
+                "counted: it would always say the same; count them where the table is loaded, or in mode trusted"
+            )
+        added[name] = column.model_copy(update={"expression": str(node)})
     return table.model_copy(update={"columns": {**table.columns, **added}})
 
 
