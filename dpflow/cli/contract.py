@@ -221,6 +221,7 @@ def suggest_command(
     The tightest at which every former run is kept at the present price.
     """
     from dpflow.core.accounting.amounts import exact_text
+    from dpflow.core.toolbox.row_checks import describe_check
     from dpflow.quality.contract_file import load_contract
     from dpflow.quality.suggest import suggest_bounds
     from dpflow.registry import Registry
@@ -229,7 +230,7 @@ def suggest_command(
     rows = [
         {
             "check": one.check.name,
-            "asked": one.check.summary,
+            "asked": describe_check(one.check, contract.load_declaration()),
             "suggested": "" if one.bound is None else exact_text(one.bound),
             "runs": one.runs,
             "remark": one.remark,

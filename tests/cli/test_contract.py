@@ -65,6 +65,7 @@ def test_a_contract_is_planned_run_and_suggested(
     assert first["passed"] and first["checks"] == again["checks"]
     assert again["receipts"][0]["replayed"] and "daily" in page.read_text()
     (found,) = run(tiny, "suggest", file)
+    assert found["asked"] == first["checks"][0]["summary"]
     assert found["runs"] == 1 and 20 < int(found["suggested"]) < 200
 
 
