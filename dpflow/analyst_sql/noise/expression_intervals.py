@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import IntEnum
+from itertools import islice
 from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import is_there
+from dpflow.analyst_sql.parse.parsed_parts import is_there, iterate_parts
 
 #: A released number's column: the position of its release, and its own.
 Source = tuple[int, int]
@@ -196,11 +197,7 @@ def _make(
 
 def _count_parts(expression: Any) -> int:
     """How many parts it has, up to one more than `_MAX_NODES`."""
-    waiting, count = [expression], 0
-    while waiting and count <= _MAX_NODES:
-        count += 1
-        waiting += waiting.pop().iter_expressions()
-    return count
+    return sum(1 for _ in islice(iterate_parts(expression), _MAX_NODES + 1))
 
 
 def _read_brackets(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -243,7 +240,7 @@ def _read_negation(expression: Any, operands: list[Operand], find: Find) -> Know
 def _read_abs(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     low, high = _bounds(operands[0])
     ends = [exp.Abs(this=low), exp.Abs(this=high)]
-    holds_zero = exp.paren(
+    holds_zero = brackets(
         exp.And(
             this=exp.LTE(this=low, expression=number(0)),
             expression=exp.GTE(this=high, expression=number(0)),
@@ -308,7 +305,7 @@ def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | 
     fits: Any = exp.true()
     for one in casts:
         fits = exp.And(this=fits, expression=is_there(one))
-    low, high = (choose(exp.paren(fits), one) for one in casts)
+    low, high = (choose(brackets(fits), one) for one in casts)
     fails = isinstance(expression, exp.TryCast) or kind.this.name not in _WIDE
     noisy_null = NoisyNull.UNBOUNDED if fails else NoisyNull.NOWHERE
     return _make(operands, low, high, noisy_null, not fails and _is_never_null(operands[0]))
@@ -317,7 +314,7 @@ def _read_cast(expression: Any, operands: list[Operand], find: Find) -> Known | 
 def _read_try(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     """Where the ends do not fail, what they are ends of fails only beyond its type."""
     ends = [exp.Try(this=end) for end in _bounds(operands[0])]
-    fits = exp.paren(exp.And(this=is_there(ends[0]), expression=is_there(ends[1])))
+    fits = brackets(exp.And(this=is_there(ends[0]), expression=is_there(ends[1])))
     low, high = (choose(fits, end) for end in ends)
     overflows = expression.find(exp.Add, exp.Sub, exp.Mul, exp.Neg, exp.Abs) is not None
     return _make(operands, low, high, NoisyNull.ANYWHERE if overflows else NoisyNull.UNBOUNDED)

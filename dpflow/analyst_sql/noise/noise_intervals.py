@@ -32,6 +32,7 @@ from dpflow.analyst_sql.noise.released_tables import (
     write_shortfall,
     write_sum_width,
 )
+from dpflow.analyst_sql.parse.parsed_parts import iterate_parts
 from dpflow.analyst_sql.parse.select_query import SplitQuery, write_sql
 from dpflow.analyst_sql.releases.cells import (
     Number,
@@ -145,9 +146,12 @@ def find_noisy(
     Args:
         found: the intervals of its columns, if it was run as it is written.
     """
-    cuts = query.tree.find_all(exp.Limit, exp.Offset)
     # Nothing else is exact or not by what is drawn.
-    may_change = query.tree.find(exp.Count) or any(one.parent is not query.tree for one in cuts)
+    may_change = any(
+        isinstance(part, exp.Count)
+        or (isinstance(part, exp.Limit | exp.Offset) and part.parent is not query.tree)
+        for part in iterate_parts(query.tree)
+    )
     if found is not None and not may_change:
         return [one.noisy for one in found]
     described = [
@@ -174,7 +178,7 @@ def find_ranges(
     """
     unlimited = [[UNLIMITED] * len(rows) for _ in (rows[0] if rows else ())]
     try:
-        tree, shape = _make_range_rules(query, tables).apply(query.tree)
+        tree, shape = NoiseRules(_make_range_noise(query, tables)).apply(query.tree)
         if not any(shape.list_ruled()):
             return unlimited
         ends = [*query.public, *(table.write_rows({"": find_limits}) for table in tables)]
@@ -188,25 +192,16 @@ def find_ranges(
     return _read_ranges(found, [_read_at(start) if start else _read_nothing for start in starts])
 
 
-def _copy_ends(noise: Known) -> Known:
-    """What is known of a column, with bounds that stand beside the others under other names."""
-    return replace(noise, low=noise.low.copy(), high=noise.high.copy()) if noise.ruled else noise
-
-
 def _has_quotient(item: Any) -> bool:
     """Whether the public range of a column may have rules of its own, as means and quotients have, also by their names."""
     return any(
         isinstance(part, exp.Div) or (isinstance(part, exp.Column) and not part.table)
-        for part in item.walk()
+        for part in iterate_parts(item)
     )
 
 
-def _make_range_rules(
-    query: SplitQuery,
-    tables: Sequence[ReleasedTable],
-    reads: Callable[[Any], bool] = lambda item: True,
-) -> NoiseRules:
-    """Rules by which the ends of columns are those of public ranges."""
+def _make_range_noise(query: SplitQuery, tables: Sequence[ReleasedTable]) -> ReleasedNoise:
+    """What rules read where the ends of columns are those of public ranges."""
     means = {
         (n, j): limits
         for n, table in enumerate(tables)
@@ -214,9 +209,7 @@ def _make_range_rules(
     }
     # A sum of cells is between the sums of their ends, however many there are.
     described = [replace(one, cells=[0] * len(one.cells)) for one in (t.describe() for t in tables)]
-    aggregates = PROCESS.list_aggregates()
-    released = ReleasedNoise(described, aggregates, query.public, mean_limits=means, reads=reads)
-    return NoiseRules(released)
+    return ReleasedNoise(described, PROCESS.list_aggregates(), query.public, mean_limits=means)
 
 
 def _list_starts(shape: Shape) -> list[int]:
@@ -350,25 +343,28 @@ class _Runs:
         ranges = [EXACT] * len(planned)
         if with_ranges:
             # All but those of quotients are by the same rules.
-            rules = _make_range_rules(self._query, self._tables, _has_quotient)
-            own = [column.noise for column in rules.read_outer(self._tree).columns]
-            shared = map(_copy_ends, noises)
-            items = self._tree.expressions
-            ranges = [a if _has_quotient(item) else b for item, a, b in zip(items, own, shared)]
+            have_quotients = list(map(_has_quotient, self._tree.expressions))
+            released = _make_range_noise(self._query, self._tables)
+            assert self._shape.reread is not None
+            own = self._shape.reread(released, have_quotients)
+            ranges = [a if one else b for one, a, b in zip(have_quotients, own, noises)]
         alias = self._tree.args["from_"].this.alias_or_name
         row_number = exp.column(ROW, table=exp.to_identifier(alias, quoted=True), quoted=True)
         beside: list[Any] = [row_number]
         wanted: set[str] = {ROW}
         levels: dict[str, FindEnds] = {}
 
-        def add_ends(position: int, noise: Known, level: str, find_ends: FindEnds) -> ReadEnds:
+        def add_ends(
+            position: int, noise: Known, level: str, find_ends: FindEnds, is_last: bool
+        ) -> ReadEnds:
             """What reads the ends of a column from a row, computed of those of a level."""
             if (cell := self._shape.columns[position].cell) is not None:
                 # What stands in a released row has the ends of that row's number.
                 known = list(map(find_ends, self._tables[cell[0]].numbers[cell[1]]))
                 return lambda row: known[row[len(planned)]]
             levels[level] = find_ends
-            ends = noise.low, noise.high
+            # Those of other levels stand beside them under other names.
+            ends = [end if is_last else end.copy() for end in (noise.low, noise.high)]
             wanted.update(_name_level(ends, level))
             beside.extend(ends)
             return _read_at(len(planned) + len(beside) - 2)
@@ -377,7 +373,7 @@ class _Runs:
             name: str, noises: Iterable[Known], find_ends: Callable[[int], FindEnds]
         ) -> list[ReadEnds]:
             return [
-                add_ends(position, noise, f"{name}{one.taken}", find_ends(one.taken))
+                add_ends(position, noise, f"{name}{one.taken}", find_ends(one.taken), not name)
                 if one.confidence is not None
                 else _read_nothing
                 for position, (noise, one) in enumerate(zip(noises, planned))
@@ -386,13 +382,14 @@ class _Runs:
         readers = []
         if is_limited is not None:
             find_total = partial(partial, find_total_span, is_limited=is_limited)
-            of_totals = map(_copy_ends, noises)
-            readers.append(add_all(_TOTALS, of_totals, lambda many: find_total(together=many)))
-        readers.append(add_all("", noises, self._find_ends))
+            readers.append(add_all(_TOTALS, noises, lambda many: find_total(together=many)))
         limits = [
-            add_ends(position, one, _RANGES, find_limits) if one.ruled else _read_nothing
+            add_ends(position, one, _RANGES, find_limits, one is not noises[position])
+            if one.ruled
+            else _read_nothing
             for position, one in enumerate(ranges)
         ]
+        readers.append(add_all("", noises, self._find_ends))
         if self._rows is None or any(
             one is not _read_nothing for listed in (*readers, limits) for one in listed
         ):
@@ -512,7 +509,7 @@ def _reads_one_table(tree: Any) -> bool:
     if source is None or tree.args.get("joins") or tree.args.get("with_"):
         return False
     is_released = isinstance(source.this, exp.Table) and source.this.db == SCHEMA
-    return is_released and len(list(tree.find_all(exp.Query))) == 1
+    return is_released and sum(isinstance(part, exp.Query) for part in iterate_parts(tree)) == 1
 
 
 def _count_static(part: Any) -> int | None:
@@ -529,17 +526,10 @@ def _count_static(part: Any) -> int | None:
 
 def _name_level(ends: Sequence[Any], level: str) -> Iterator[str]:
     """Give the columns that ends are computed of the names of a level, and list these."""
-    # Parts of ends stand in several places.
-    waiting, seen = list(ends), set[int]()
-    while waiting:
-        node = waiting.pop()
-        if id(node) in seen:
-            continue
-        seen.add(id(node))
+    for node in (part for end in ends for part in iterate_parts(end)):
         if isinstance(node, exp.Column) and node.name.endswith((LOW, HIGH)):
             node.this.set("this", node.name + level)
             yield node.name
-        waiting += node.iter_expressions()
 
 
 def list_public(tables: Sequence[RowTable]) -> list[RowTable]:

@@ -21,6 +21,7 @@ from dpflow.analyst_sql.noise.expression_intervals import (
     combine,
     number,
 )
+from dpflow.analyst_sql.parse.parsed_parts import iterate_parts
 from dpflow.analyst_sql.parse.select_query import (
     filled_column,
     key_column,
@@ -96,6 +97,7 @@ class Shape:
             cuts the rows.
         selected: the rows, or some below, were selected privately.
         release: the release whose rows these are, each at most once.
+        reread: what is known of some columns by other rules of the same released tables.
     """
 
     columns: list[NoisyColumn]
@@ -104,6 +106,7 @@ class Shape:
     release: int | None = None
     ordered: frozenset[Source] = frozenset()
     attach: Callable[[Sequence[bool]], None] = field(default=lambda wanted: None, repr=False)
+    reread: Callable[[ReleasedNoise, Sequence[bool]], list[Known]] | None = None
 
     def list_ruled(self) -> list[bool]:
         """For each column whether it has an interval."""
@@ -155,7 +158,6 @@ class ReleasedNoise:
         keep_noisy: conditions on noisy values are left out: the most rows that an answer may have.
         mean_limits: public ranges of means, by the sum that they are quotients of; then the columns beside
             numbers are the ends of public ranges.
-        reads: which columns of a query without others inside are looked at; the rest is taken for exact.
         is_total: intervals are of noise and truncation.
     """
 
@@ -168,9 +170,7 @@ class ReleasedNoise:
         keep_noisy: bool = False,
         mean_limits: Mapping[Source, ValueRange] | None = None,
         is_total: bool = False,
-        reads: Callable[[Any], bool] = lambda item: True,
     ) -> None:
-        self.reads = reads
         self._releases, self.aggregate_names = releases, aggregate_names
         self._sum_width, self.keep_noisy, self._mean_limits = sum_width, keep_noisy, mean_limits
         #: Whether a value is one of many by its rank.
@@ -267,7 +267,7 @@ class ReleasedNoise:
             sources = frozenset({(len(self._releases) + position, n)})
             noise = EXACT if held == EXACT_COLUMN else combine([], sources)
             if table.has_interval(n) and self._mean_limits is None and not self._is_total:
-                noise = beside(name, None, sources, *_hide(None in table.values[n]))
+                noise = beside(name, "", sources, *_hide(None in table.values[n]))
             columns.append(NoisyColumn(name, noise))
         # The noise that chose them may be that of any number beside them.
         chosen = self.everything if table.chosen else frozenset[Source]()
@@ -285,12 +285,12 @@ class ReleasedNoise:
             name, source = number_column(n), (position, n)
             noise = combine([], frozenset({source}))
             if numeric:
-                noise = beside(name, None, frozenset({source}), *_hide(released.hidden[n]))
+                noise = beside(name, "", frozenset({source}), *_hide(released.hidden[n]))
             numbers.append(NoisyColumn(name, noise, source if numeric else None))
         # Beside the quotients that they decide on, for which noise may be the reason to be NULL.
         filled = [NoisyColumn(filled_column(n), EXACT) for n in released.filled]
         for n in released.present:
-            noise = beside(present_column(n), None, frozenset({(position, n)}), *_hide(False))
+            noise = beside(present_column(n), "", frozenset({(position, n)}), *_hide(False))
             numbers.append(NoisyColumn(present_column(n), noise))
         return Shape(keys + numbers + filled, selected=released.selected, release=position)
 
@@ -303,7 +303,7 @@ def _write_end(value: float | None) -> Any:
 
 def _may_be_several(item: Any) -> bool:
     """Whether an item of SELECT may be several columns: a pattern of names, or the fields of a struct."""
-    for node in item.walk():
+    for node in iterate_parts(item):
         if isinstance(node, exp.Star):
             above = node.parent.parent if isinstance(node.parent, exp.Column) else node.parent
             if not isinstance(above, exp.Count | exp.Select):
@@ -345,6 +345,8 @@ class SelectSources(ABC):
         self._release: int | None = None
         self._groups: list[tuple[Any, Known]] | None = None
         self._aliases: dict[str, Any] = {}
+        #: What kinds of parts it has, those of queries inside it included.
+        self._kinds = set(map(type, iterate_parts(select)))
 
     @abstractmethod
     def find(self, part: Any) -> Known:
@@ -433,11 +435,12 @@ class SelectSources(ABC):
     def _expand_stars(self) -> list[Any]:
         """The columns of the answer; ``*`` is written out, as columns stand beside those of FROM."""
         items: list[Any] = []
+        may_expand = any(issubclass(one, exp.Star | exp.UDTF) for one in self._kinds)
         for item in self._select.expressions:
             inner = item.unalias()
             star = inner.this if isinstance(inner, exp.Column) else inner
             if not isinstance(star, exp.Star):
-                if _may_be_several(inner):
+                if may_expand and _may_be_several(inner):
                     raise RuleMissing
                 items.append(item)
                 continue
@@ -478,10 +481,9 @@ class SelectSources(ABC):
                 return EXACT
             if not noise.ruled:
                 return combine([noise])
-            table = part.args.get("table")
             return beside(
                 column.name,
-                table,
+                part.table,
                 noise.sources,
                 NoisyNull.ANYWHERE if self._filled_by_noise else noise.noisy_null,
                 noise.never_null and not self._is_outer,
@@ -517,14 +519,17 @@ def _hide(is_hidden: bool) -> tuple[NoisyNull, bool]:
 
 def beside(
     name: str,
-    table: Any,
+    table: str,
     sources: frozenset[Source],
     noisy_null: NoisyNull,
     never_null: bool,
 ) -> Known:
     """A column of FROM beside which its bounds stand."""
     parts = [
-        exp.Column(this=exp.Identifier(this=name + end, quoted=True), table=table and table.copy())
+        exp.Column(
+            this=exp.Identifier(this=name + end, quoted=True),
+            table=exp.Identifier(this=table, quoted=True) if table else None,
+        )
         for end in (LOW, HIGH, COUNT)
     ]
     # A row that an outer join lacks has no number.

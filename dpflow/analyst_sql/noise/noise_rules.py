@@ -25,6 +25,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     expose,
 )
 from dpflow.analyst_sql.noise.select_rules import SelectRules, is_limited
+from dpflow.analyst_sql.parse.parsed_parts import iterate_parts
 
 
 class NoiseRules:
@@ -45,7 +46,7 @@ class NoiseRules:
     def copy(self, tree: Any) -> Any:
         """The query to read. Raises `RuleMissing`."""
         tree = tree.copy()
-        if any(map(_is_uncovered, tree.walk())):
+        if any(map(_is_uncovered, iterate_parts(tree))):
             raise RuleMissing
         return tree
 

@@ -22,11 +22,12 @@ from dpflow.analyst_sql.noise.noise_relations import (
     HIGH,
     LOW,
     NoisyColumn,
+    ReleasedNoise,
     RuleMissing,
     SelectSources,
     Shape,
 )
-from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, iterate_parts, walk_own
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -50,7 +51,8 @@ class SelectRules(SelectSources):
         select = self._select
         self._read_sources()
         items, order = self._expand_stars(), select.args.get("order")
-        repeating = [_repeats_rows(part) for part in (*items, order)]
+        may_repeat = any(issubclass(one, exp.UDTF | exp.Anonymous) for one in self._kinds)
+        repeating = [may_repeat and _repeats_rows(part) for part in (*items, order)]
         if any(repeating):
             self._release = None
         self._aliases = {
@@ -62,8 +64,7 @@ class SelectRules(SelectSources):
         self._rows_chosen = self._chosen
         self._filter("having")
         self._window_order = self._find_window_order()
-        reads = self._released.reads
-        noise = [self.find(item.unalias()) if reads(item) else EXACT for item in items]
+        noise, chosen = [self.find(item.unalias()) for item in items], self._chosen
         for one, repeats in zip(noise, repeating):
             # How many rows each becomes.
             if repeats:
@@ -97,6 +98,11 @@ class SelectRules(SelectSources):
         names = [item.alias_or_name or f"?{n}" for n, item in enumerate(items)]
         columns = [NoisyColumn(*one) for one in zip(names, noise, cells)]
         is_bare = not is_grouped and self._release is not None
+
+        def reread(released: ReleasedNoise, wanted: Sequence[bool]) -> list[Known]:
+            self._released, self._chosen = released, chosen
+            return [self.find(item.unalias()) if one else EXACT for item, one in zip(items, wanted)]
+
         return Shape(
             columns,
             self._chosen,
@@ -104,6 +110,7 @@ class SelectRules(SelectSources):
             self._release if is_bare else None,
             self._ordered,
             self._make_attach(names, noise),
+            reread,
         )
 
     def _keeps_all_rows(self) -> bool:
@@ -405,6 +412,8 @@ class SelectRules(SelectSources):
 
     def _find_window_order(self) -> frozenset[Source]:
         """The numbers whose noise orders or parts the rows of a window: DuckDB gives them on in its order."""
+        if exp.Window not in self._kinds:
+            return frozenset()
         parts = walk_own(self._select, "qualify", "order", "distinct")
         windows = [one for one in parts if isinstance(one, exp.Window)]
         frames = [one for window in windows for one in self._find_frames(window)]
@@ -482,9 +491,9 @@ class SelectRules(SelectSources):
 def _repeats_rows(part: Any) -> bool:
     """Whether an expression may make several rows of one."""
     return part is not None and any(
-        isinstance(node, exp.UDTF | exp.Explode | exp.Posexplode)
+        isinstance(node, exp.UDTF)
         or (isinstance(node, exp.Anonymous) and node.name.casefold() in ROW_FUNCTIONS)
-        for node in part.walk()
+        for node in iterate_parts(part)
     )
 
 

@@ -242,10 +242,13 @@ class AggregateReader:
             product = rewrite_node(Node("/", (product, unit)))
         means = [self._number("mean", one, None, both) for one in (product, x, y)]
         if width > WIDE_PRODUCT:
-            means[0] = exp.paren(exp.Mul(this=means[0], expression=_number(10 ** len(str(width)))))
-        covariance: Any = exp.paren(
-            exp.Sub(
-                this=means[0], expression=exp.paren(exp.Mul(this=means[1], expression=means[2]))
+            means[0] = exp.Paren(
+                this=exp.Mul(this=means[0], expression=_number(10 ** len(str(width))))
+            )
+        covariance: Any = exp.Paren(
+            this=exp.Sub(
+                this=means[0],
+                expression=exp.Paren(this=exp.Mul(this=means[1], expression=means[2])),
             )
         )
         if kind == "CovarPop":
@@ -261,7 +264,7 @@ class AggregateReader:
             low, high = exp.Neg(this=_number(1)), _number(1)
             lowest = exp.Least(this=ratio, expressions=[high], ignore_nulls=True)
             bounded = exp.Greatest(this=lowest, expressions=[low], ignore_nulls=True)
-            return exp.paren(when(is_there(ratio.copy()), bounded))
+            return exp.Paren(this=when(is_there(ratio.copy()), bounded))
         return exp.Div(this=covariance, expression=_positive(spread), safe=True)
 
     def _declare(self, value: Node) -> Column:
@@ -294,10 +297,11 @@ class AggregateReader:
         less = exp.Sub(this=count, expression=_number(1))
         # variance * n / (n - 1), where n stands once, so that its noise counts once.
         factor = exp.Add(
-            this=_number(1), expression=exp.Div(this=_number(1), expression=exp.paren(less.copy()))
+            this=_number(1),
+            expression=exp.Div(this=_number(1), expression=exp.Paren(this=less.copy())),
         )
-        is_more = exp.GT(this=exp.paren(less), expression=_number(0))
-        return when(is_more, exp.Mul(this=variance, expression=exp.paren(factor)))
+        is_more = exp.GT(this=exp.Paren(this=less), expression=_number(0))
+        return when(is_more, exp.Mul(this=variance, expression=exp.Paren(this=factor)))
 
     def _count_values(self, value: Node, condition: Node | None) -> Any:
         """How many values an aggregate is over: all rows where missing ones count as a number."""
@@ -367,7 +371,7 @@ def _number(value: int) -> Any:
 
 def _positive(variance: Any) -> Any:
     """NULL of what noise made no positive number: nothing is divided by it."""
-    return exp.paren(when(exp.GT(this=variance, expression=_number(0)), variance.copy()))
+    return exp.Paren(this=when(exp.GT(this=variance, expression=_number(0)), variance.copy()))
 
 
 def _take_root(variance: Any) -> Any:

@@ -23,6 +23,15 @@ def take_arguments(parsed: Any, *names: str, ignore: Sequence[str] = ()) -> list
     return [parsed.args.get(name) for name in names]
 
 
+def iterate_parts(parsed: Any) -> Iterator[Any]:
+    """A part and all parts of it, in no order; sqlglot's walk takes twice the time."""
+    waiting = [parsed]
+    while waiting:
+        part = waiting.pop()
+        yield part
+        waiting += part.iter_expressions()
+
+
 def change_parts(node: Any, change: Callable[[Any], Any]) -> Any:
     """The node, with what stands for each of its parts in their place."""
     for name, part in list(node.args.items()):

@@ -320,7 +320,8 @@ class SelectReader:
                 inner,
             )
         name = item.alias if isinstance(item, exp.Alias) else name_column(inner)
-        return exp.alias_(self._rewrite(inner.copy()), exp.to_identifier(name, quoted=True))
+        alias = exp.to_identifier(name, quoted=True)
+        return exp.alias_(self._rewrite(inner.copy()), alias, copy=False)
 
     def _rewrite(self, part: Any, depth: int = MAX_DEPTH, in_window: bool = False) -> Any:
         """An expression over the columns of the released table."""

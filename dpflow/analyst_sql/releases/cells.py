@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
@@ -82,18 +83,26 @@ def read_cells(part: QueryPart, plan: Plan, result: Result, groups: Sequence[Nod
         return _read_keys(part, plan, rows)
     cells: Cells = {}
     limits, mean_limits = _read_limits(plan)
+    measures = {label: find_measure(plan, label) for label in by_label}
+    # What shrinks with the group has another width in each.
+    widths = {
+        label: make_width(plan, Row("", label, None))
+        for label, measure in measures.items()
+        if measure is not None and not measure.shrinks
+    }
+    additive = {label: additive_plan(plan, label) for label in by_label}
     values = {(row.key, row.measure): row.value for row in rows}
     for row in rows:
         if row.measure in by_label:
             key = tuple(split_key(row.key, groups))
             cell = cells.setdefault(key, {})
-            value, width = _whole(plan, row), make_width(plan, row)
+            value = _whole(plan, row, measures[row.measure])
             low, high = ((row.key, label) for label in bound_labels(row.measure))
             number = Number(
                 value,
-                width,
+                widths.get(row.measure) or make_width(plan, row),
                 row.remark,
-                additive_plan(plan, row.measure),
+                additive[row.measure],
                 row.measure,
                 limits=limits.get(row.measure, UNLIMITED),
                 mean_limits=mean_limits.get(row.measure),
@@ -144,12 +153,11 @@ def _read_keys(part: QueryPart, plan: Plan, rows: Sequence[Row]) -> Cells:
     return {(): dict.fromkeys(part.measures, Number(value, no_width))}
 
 
-def _whole(plan: Plan, row: Row) -> Any:
+def _whole(plan: Plan, row: Row, measure: Measure | None) -> Any:
     """Sums of whole steps are whole numbers."""
     value = row.value
     if not isinstance(value, float) or not value.is_integer() or abs(value) > 2**53:
         return value
-    measure = find_measure(plan, row.measure)
     if measure is None or measure.measure != "sum" or measure.column is None:
         return value
     return int(value) if plan.table.columns[measure.column].step.denominator == 1 else value
@@ -180,6 +188,7 @@ def make_width(plan: Plan, row: Row, cells: int = 1) -> Callable[[int], float | 
         # What shrinks with the group is known at 95 % only.
         return lambda together: half_width if together == 1 and cells == 1 else None
 
+    @cache
     def width(together: int) -> float:
         used = release.query.weights(measure)
         failure = FAILURE / (len(used) * together)

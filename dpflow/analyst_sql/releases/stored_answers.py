@@ -149,10 +149,11 @@ class StoredReleases:
         asked = set(list_conditions(part, query.table))
         for settled in self._list(query):
             request, release_id = settled.request, settled.release_id
-            groups, conditions = _read_groups(request, query), _read_conditions(request, query)
-            if groups is None or conditions is None or not conditions <= asked:
+            groups = _read_groups(request, query)
+            if groups is None or not set(query.groups) < set(groups):
                 continue
-            if not set(query.groups) < set(groups):
+            conditions = _read_conditions(request, query)
+            if conditions is None or not conditions <= asked:
                 continue
             rest = [one for one in part.measures if one.kind not in ADDITIVE]
             if rest:
@@ -176,11 +177,10 @@ class StoredReleases:
         searches = tuple(request.get("bounds", ()))
         if (self._settings.bounds, part.searches) != (_read_bounds(request), searches):
             return None
-        groups, conditions = _read_groups(request, query), _read_conditions(request, query)
-        if groups is None or conditions is None:
+        if (measures := find_labels(part, params)) is None:
             return None
-        measures = find_labels(part, params)
-        if measures is None or not _covers(part, groups, conditions):
+        groups, conditions = _read_groups(request, query), _read_conditions(request, query)
+        if groups is None or conditions is None or not _covers(part, groups, conditions):
             return None
         # The plan of today's declaration must be the one that was paid: its key says so.
         plan = self._make_plan(request, part, params)

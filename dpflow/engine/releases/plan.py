@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 from pydantic import BaseModel
@@ -283,7 +283,7 @@ class Plan:
         by = getattr(self.params, "by", None)
         bounds = self.table.bounds_for(by if by in self.table.columns else None)
         unit = self.table.privacy_unit.column
-        if self._reads(UnitSizes):
+        if self._read_kind is UnitSizes:
             return f"all rows of each {unit} count"
         if by not in self.table.columns:
             origin = f" (rows chosen by profile {self.chosen.profile[:8]})" if self.chosen else ""
@@ -397,17 +397,18 @@ class Plan:
         features = describe_clamped_features(self.table, self.bounded_columns("by"))
         return "; ".join(filter(None, (features, added)))
 
-    def _reads(self, kind: type[Any]) -> bool:
-        """Whether the statistic that is read is of this kind; a session reads its own."""
-        return isinstance(self.mechanism, Mechanism) and isinstance(
-            self.mechanism.data_request(self.params, self.table), kind
-        )
+    @cached_property
+    def _read_kind(self) -> type[Any] | None:
+        """Of the statistic that is read; None of a session, which reads its own."""
+        if not isinstance(self.mechanism, Mechanism):
+            return None
+        return type(self.mechanism.data_request(self.params, self.table))
 
     def bounded_columns(self, *leave_out: str) -> dict[str, Column]:
         """The columns with bounds that the parameters name, but for some of them, unless the mechanism
         reads values as they are.
         """
-        if self._reads(UnboundedValues):
+        if self._read_kind is UnboundedValues:
             return {}
         values = self.params.model_dump(mode="json", exclude=set(leave_out))
         used, columns = set(iterate_texts(values)), self.table.columns.items()
