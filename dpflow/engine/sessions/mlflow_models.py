@@ -13,8 +13,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import unquote, urlparse
 
-from dpflow.errors import InvalidInput, NotPublished
+from dpflow.errors import DpflowError, InvalidInput, NotPublished
 from dpflow.extras import require_extra
+from dpflow.fault_points import FaultInjected
 
 URI_FORMS = "models:/name/version, models:/name@alias, models:/m-id or runs:/id/path"
 #: Scheme of what a server keeps.
@@ -72,18 +73,22 @@ class MlflowModel:
 
 @contextmanager
 def registry_in_reach() -> Iterator[None]:
-    """Raises `NotPublished`, which is retryable, where the registry or its store does not answer, and `InvalidInput`
-    where it says no for good, or MLflow's client misses a package for the store.
+    """Raises `NotPublished`, which is retryable, where the registry or its store does not answer or refuses, and
+    `InvalidInput` where MLflow says no for good, or its client misses a package for the store.
     """
     from mlflow.exceptions import MlflowException
 
     try:
         yield
-    except (MlflowException, OSError) as error:
-        code = error.error_code if isinstance(error, MlflowException) else ""
-        kind = code or type(error).__name__
     except ImportError as error:
         code, kind = _FOR_GOOD[0], f"{error.name} is not installed"
+    except Exception as error:
+        # Stores have classes of their own; Python's, but for the system's, are faults of a program.
+        is_builtin = type(error).__module__ == "builtins" and not isinstance(error, OSError)
+        if is_builtin or isinstance(error, DpflowError | FaultInjected):
+            raise
+        code = error.error_code if isinstance(error, MlflowException) else ""
+        kind = code or type(error).__name__
     else:
         return
     # Its text may hold the address with a password, so it is left out.
@@ -93,8 +98,8 @@ def registry_in_reach() -> Iterator[None]:
             f"submit the same again: what was answered is stored and costs nothing"
         )
     raise NotPublished(
-        f"the model registry could not be reached or refused ({kind}); submit the same again once it is back: what was "
-        f"answered is stored and costs nothing"
+        f"the model registry or its store could not be reached or refused ({kind}); submit the same again once it is back: "
+        f"what was answered is stored and costs nothing"
     )
 
 

@@ -31,9 +31,9 @@ TAGS = (
     "session", "snapshot", "commitment",
 )  # fmt: skip
 #: What further tags say of a version that was promoted.
-_PROMOTION_TAGS = (
-    "candidate", "name", "estimator", "submission", "comparison", "replaced", "promoted", "rolled_back"
-)  # fmt: skip
+_PROMOTION_TAGS = ("candidate", "name", "estimator", "submission", "comparison")
+#: What they say of one alias: its name ends the tag's.
+_ALIAS_TAGS = ("replaced", "promoted", "rolled_back")
 
 
 def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
@@ -84,7 +84,7 @@ class Promoter:
     def find_replaced(self) -> Champion | None:
         """The version that the one behind the alias is tagged to have replaced."""
         standing = self._find_standing()
-        former = None if standing is None else standing.tags.get("dpflow.replaced")
+        former = None if standing is None else standing.tags.get(self._tag("replaced"))
         # One that was deleted is none that comes back.
         found = next((v for v in self._list_versions() if str(v.version) == former), None)
         return None if found is None else _read_champion(found)
@@ -96,17 +96,17 @@ class Promoter:
         registered = self._client.get_registered_model(self.model)
         if (number := registered.aliases.get(self.alias)) is not None:
             return self._client.get_model_version(self.model, str(number))
-        if last := registered.tags.get(self._history):
+        history = self._tag("last")
+        if last := registered.tags.get(history):
             raise InvalidInput(
                 f"{self.model} had a champion, version {last}, and nothing bears the alias {self.alias} now; give it to a version "
-                f"that was promoted before, or delete the model's tag {self._history} to begin anew"
+                f"that was promoted before, or delete the model's tag {history} to begin anew"
             )
         return None
 
-    @property
-    def _history(self) -> str:
-        """Tag of the registered model: the last version that the alias went to."""
-        return f"dpflow.last.{self.alias}"
+    def _tag(self, name: str) -> str:
+        """A tag that is about this alias; ``last``, of the registered model, is the last version that it went to."""
+        return f"dpflow.{name}.{self.alias}"
 
     @registry_in_reach()
     def roll_back(self, former: Champion, record: Mapping[str, str], seen: Champion | None) -> bool:
@@ -115,17 +115,16 @@ class Promoter:
             return False
         self._move(former.version)
         if standing is not None:
-            session = record["session"]
             self._client.set_model_version_tag(
-                self.model, standing.version, "dpflow.rolled_back", session
+                self.model, standing.version, self._tag("rolled_back"), record["session"]
             )
         return True
 
     @registry_in_reach()
     def was_promoted(self, digest: str, session: str) -> bool:
-        """Whether a version of this candidate is tagged as promoted by this session."""
+        """Whether a version of this candidate is tagged as promoted to this alias by this session."""
         version = self._find_version(digest)
-        return version is not None and version.tags.get("dpflow.promoted") == session
+        return version is not None and version.tags.get(self._tag("promoted")) == session
 
     @registry_in_reach()
     def promote(
@@ -155,24 +154,28 @@ class Promoter:
             **({} if submission.claim is None else {"dpflow.claim": str(submission.claim)}),
             "dpflow.estimator": submission.measure,
             "dpflow.submission": kept.model_dump_json(exclude=here),
-            **{f"dpflow.{name}": text for name, text in record.items()},
+            **{
+                self._tag(name) if name in _ALIAS_TAGS else f"dpflow.{name}": text
+                for name, text in record.items()
+            },
         }
         if version is None:
             version = self._client.create_model_version(self.model, tags=tags, **made)
         else:
             owned = [f"dpflow.{name}" for name in (*TAGS, *_PROMOTION_TAGS)]
+            owned += map(self._tag, _ALIAS_TAGS)
             MlflowModel((), version, tags=version.tags).replace_tags(self._client, tags, owned)
         self._move(str(version.version))
         # Last: a version with this tag had its turn.
         self._client.set_model_version_tag(
-            self.model, version.version, "dpflow.promoted", record["session"]
+            self.model, version.version, self._tag("promoted"), record["session"]
         )
         return True
 
     def _move(self, version: str) -> None:
         self._client.set_registered_model_alias(self.model, self.alias, version)
         # Versions are deleted with their tags and aliases; this stays.
-        self._client.set_registered_model_tag(self.model, self._history, version)
+        self._client.set_registered_model_tag(self.model, self._tag("last"), version)
 
     def _keep(self, submission: Submission) -> tuple[dict[str, Any], Submission]:
         """Source and owner of a version that is made, and the submission as it can be scored again: a server keeps

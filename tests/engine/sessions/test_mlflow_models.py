@@ -132,7 +132,7 @@ def test_the_alias_goes_to_the_submitted_version_with_tags_of_one_verdict(
     assert {
         n.removeprefix("dpflow."): t for n, t in tags.items() if n.removeprefix("dpflow.") in TAGS
     } == verdict
-    assert tags["dpflow.promoted"] == no["session"]
+    assert tags["dpflow.promoted.champion"] == no["session"]
     assert all(registry not in text for text in tags.values())
 
 

@@ -5,10 +5,14 @@ from __future__ import annotations
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unittest.mock import Mock
 
 import duckdb
 import pytest
+import requests
 import skops.io
+from made_once import make_registry
+from mlflow import MlflowClient
 from mlflow_server import KINDS, stand_server
 from sklearn.tree import DecisionTreeClassifier
 
@@ -178,7 +182,43 @@ def test_a_package_that_a_store_needs_is_named() -> None:
     with pytest.raises(InvalidInput, match="boto3 is not installed"):
         with mlflow_models.registry_in_reach():
             raise ModuleNotFoundError("secret", name="boto3")
-    with pytest.raises(NotPublished, match=r"\(TimeoutError\)") as told:
+    with pytest.raises(KeyError):
         with mlflow_models.registry_in_reach():
-            raise TimeoutError("secret")
-    assert "secret" not in str(told.value)
+            raise KeyError("a fault of a program")
+
+
+class ClientError(Exception):
+    """As boto's, which is no `OSError`."""
+
+
+def test_an_error_of_a_store_is_the_stores(
+    tiny: Tiny, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the charge: what the store says is left out but for its class, and a retry is free."""
+    promoter = Promoter(name, "champion", make_registry(tiny.folder))
+    gate, better = ModelGate(open_gate(tiny), promoter, SHARED), save(tiny.folder, 3)
+    assert gate.submit(save(tiny.folder, 5))["promotion"] == "first"
+    for kind in (ClientError, requests.HTTPError, PermissionError):
+        with monkeypatch.context() as patch:
+            patch.setattr(MlflowClient, "create_model_version", Mock(side_effect=kind("secret")))
+            with pytest.raises(NotPublished, match=rf"\({kind.__name__}\)") as told:
+                gate.submit(better)
+        assert "costs nothing" in str(told.value) and "secret" not in str(told.value)
+        assert told.value.retryable and gate.status()["queries_left"] == 19
+    assert gate.submit(better)["promotion"] == "better than version 1"
+    assert gate.status()["queries_left"] == 19
+
+
+def test_two_aliases_of_a_model_have_a_history_each(tiny: Tiny, name: str) -> None:
+    """What one session promoted to one alias, and what fell there, says nothing of the other."""
+    uri, session = make_registry(tiny.folder), open_gate(tiny)
+    champion = Promoter(name, "champion", uri)
+    gate = ModelGate(session, champion, SHARED)
+    worse, better = (save(tiny.folder, cut) for cut in (5, 3))
+    assert gate.submit(worse)["promotion"] == "first"
+    assert gate.submit(better)["promotion"] == "better than version 1"
+    for alias, file in (("canary", worse), ("third", better)):
+        other = ModelGate(session, Promoter(name, alias, uri), SHARED)
+        assert other.submit(file)["promotion"] == "first"
+    assert gate.submit(worse)["promotion"] == "it was promoted, and then replaced"
+    assert champion.find_replaced().version == "1"
