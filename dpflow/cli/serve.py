@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from dpflow.cli.console import LedgerOption, open_ledger
-from dpflow.client.remote import is_loopback
 from dpflow.counted import counted
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
+from dpflow.loopback import is_loopback
 
 if TYPE_CHECKING:
     from dpflow.engine.prediction.session import PredictionSession

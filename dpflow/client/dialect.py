@@ -16,7 +16,7 @@ from sqlalchemy.sql import compiler
 
 from dpflow.analyst_sql.answer.published_query import DEFAULT_SCHEMA
 from dpflow.client import dbapi
-from dpflow.client.remote import is_loopback
+from dpflow.loopback import is_loopback
 
 _TYPES: dict[str, type[types.TypeEngine[Any]]] = {
     **dict.fromkeys(("TINYINT", "SMALLINT", "INTEGER", "UTINYINT", "USMALLINT"), types.INTEGER),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import datetime as dt
 import http.client
-import ipaddress
 import json
 import time
 import urllib.error
@@ -24,6 +23,7 @@ from dpflow.client.interface import Client, Parameters, PlanView
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.engine.releases.receipt import ROWS_LEFT_OUT, Receipt
 from dpflow.errors import DpflowError, InvalidInput, ServiceUnavailable, hide_credentials
+from dpflow.loopback import is_loopback
 
 if TYPE_CHECKING:
     from dpflow.tables.public.query_process import RowTable
@@ -67,14 +67,6 @@ def check_server(server: str) -> str:
             f"{place} would get the token in the clear; write https://, or ask it on its own machine"
         )
     return place
-
-
-def is_loopback(host: str) -> bool:
-    """Whether a host is this machine, by its name or address."""
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class NoRedirects(urllib.request.HTTPRedirectHandler):

@@ -17,9 +17,9 @@ from fastapi import FastAPI, Request
 from fastapi.responses import RedirectResponse, Response
 from starlette.exceptions import HTTPException
 
-from dpflow.client.remote import is_loopback
 from dpflow.errors import LedgerCorrupt
 from dpflow.ledger import BudgetView, Ledger
+from dpflow.loopback import is_loopback
 from dpflow.server.login import Logins
 from dpflow.server.principals import Caller, Principals, admit, require_caller
 from dpflow.server.refusals import Refused

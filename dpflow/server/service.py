@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo
 
 from dpflow.catalogue import TableName, resolve_ledger
-from dpflow.client.remote import is_loopback
 from dpflow.core.accounting.amounts import Delta, Epsilon
 from dpflow.core.contract.strict_models import Exact, Strict, describe_problems
 from dpflow.errors import InvalidDeclaration, UnknownName
+from dpflow.loopback import is_loopback
 from dpflow.private_files import UntrustedPlace, forbid_public_writing
 from dpflow.yaml_files import load_yaml
 

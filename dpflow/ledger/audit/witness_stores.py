@@ -5,7 +5,6 @@ Each store lists numbers, reads one, and adds one that is not there; the rules a
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import os
 import re
@@ -29,6 +28,7 @@ from dpflow.errors import (
     MissingExtra,
 )
 from dpflow.extras import require_extra
+from dpflow.loopback import is_loopback
 
 MAX_BYTES = 20_000_000  # of one checkpoint
 _NAME = re.compile(r"[0-9]{12}\.txt")
@@ -185,7 +185,7 @@ class HttpPlace(NumberedPlace):
         host = parts.hostname or ""
         if not host or "@" in parts.netloc or parts.query or parts.fragment:
             raise InvalidInput("the witness's address reads https://HOST/PATH; correct it")
-        if parts.scheme == "http" and not _is_loopback(host):
+        if parts.scheme == "http" and not is_loopback(host):
             raise InvalidInput(
                 f"{self} would get the token in the clear; write https://, or ask it on its own machine"
             )
@@ -274,13 +274,6 @@ def _lines(note: str, entries: Iterable[str]) -> Iterator[bytes]:
     yield json.dumps(note).encode() + b"\n"
     for entry in entries:
         yield entry.encode() + b"\n"
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 class ObjectPlace(NumberedPlace):
