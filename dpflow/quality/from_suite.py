@@ -31,11 +31,11 @@ from dpflow.core.toolbox.row_checks import (
     quote_column,
     write_number,
 )
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.errors import InvalidInput
 from dpflow.quality.contract_file import parse_contract
-from dpflow.tables import column_types
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language.grouping import declare_columns
+from dpflow.tables.source_checks import readable_types
 from dpflow.yaml_files import parse_json
 
 #: What a run of a suite passes beside what an expectation asks.
@@ -160,15 +160,11 @@ def read_contract(
 
 def _find_nan_columns(entries: Sequence[Mapping[str, Any]], table: Table) -> tuple[str, ...]:
     """Columns of expectations that can hold NaN, and none where the catalogue cannot be read now."""
-    try:
-        types = column_types(table)
-    except DpflowError:
-        return ()
     asked = [dict(entry.get("kwargs") or {}) for entry in entries]
     names = {one.get(name) for one in asked for name in ("column", "column_A", "column_B")}
     return tuple(
         name
-        for name, kind in types.items()
+        for name, kind in readable_types(table).items()
         if name in names and kind.upper() in ("FLOAT", "DOUBLE")
     )
 

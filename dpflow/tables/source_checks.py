@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
@@ -21,14 +22,25 @@ def column_types(table: Table, names: Collection[str] | None = None) -> Mapping[
     return PrivateTable(table).column_types(names)
 
 
+def readable_types(table: Table) -> Mapping[str, str]:
+    """The types of the declared columns that the source has; none while its catalogue cannot be read."""
+    types: dict[str, str] = {}
+    with suppress(DpflowError):
+        return column_types(table)
+    with suppress(DpflowError):
+        # Of no column first: a source that is away is asked once.
+        column_types(table, ())
+        for name in table.columns:
+            with suppress(DpflowError):
+                types |= column_types(table, (name,))
+    return types
+
+
 def describe_typed_columns(table: Table) -> list[dict[str, Any]]:
-    """What may be done with each declared column, with its ``type`` in the source's catalogue; "" while that cannot be
+    """What may be done with each declared column, with its ``type`` in the source's catalogue; "" where that cannot be
     read.
     """
-    try:
-        types = column_types(table)
-    except DpflowError:
-        types = {}
+    types = readable_types(table)
     return [row | {"type": types.get(row["column"], "")} for row in describe_columns(table)]
 
 

@@ -15,6 +15,7 @@ import yaml
 from typer.testing import CliRunner
 
 from dpflow.cli.contract import app
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.row_checks import (
     RowCheck,
@@ -32,6 +33,7 @@ from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 from dpflow.tables.language.grouping import declare_columns
 from dpflow.tables.private import PrivateTable
+from dpflow.tables.source_checks import describe_typed_columns, readable_types
 
 DECLARATION = {
     "name": "visits",
@@ -384,6 +386,17 @@ def test_columns_in_which_nan_is_something_else_are_named(tmp_path: Path) -> Non
     made = read_contract(suite, str(tmp_path / "t.yml"), "1", "t", None, None)
     assert made.nan_columns == ("x",) and "# NaN in x is a missing value here" in made.text
     assert parse_contract(yaml.safe_load(made.text), tmp_path).checks
+
+
+def test_a_missing_column_loses_its_own_type_alone(table: Table) -> None:
+    """What is declared and not in the source has no type; the others keep theirs."""
+    with duckdb.connect(str(table.database)) as connection:
+        connection.execute("CREATE TABLE visits (person VARCHAR, age DOUBLE)")
+    columns = {"person": Column(), "gone": Column(), "age": Column()}
+    declared = table.model_copy(update={"columns": columns})
+    types = {row["column"]: row["type"] for row in describe_typed_columns(declared)}
+    assert types == {"person": "VARCHAR", "gone": "", "age": "DOUBLE"}
+    assert not readable_types(declared.model_copy(update={"name": "nowhere"}))
 
 
 @pytest.mark.parametrize(
