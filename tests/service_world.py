@@ -164,7 +164,7 @@ class Server:
                 with suppress(httpx.TransportError):
                     if client.get("/readyz").status_code == 200:
                         return
-                time.sleep(0.1)
+                time.sleep(0.02)
         self.stop()
         raise TimeoutError(self.log)
 

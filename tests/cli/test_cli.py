@@ -380,7 +380,7 @@ def test_a_file_another_process_writes_is_worth_a_retry(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Exit 75, and after the writer has finished the same command works."""
-    monkeypatch.setattr(isolated_database, "MAX_WAIT", 1.0)
+    monkeypatch.setattr(isolated_database, "MAX_WAIT", 0.2)
     hold = "import duckdb, sys, time; c = duckdb.connect(sys.argv[1]); print('held', flush=True); time.sleep(3600)"
     with subprocess.Popen(
         [sys.executable, "-c", hold, str(tiny.database)], stdout=subprocess.PIPE

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -67,28 +68,29 @@ def test_waiting_ends_only_when_nothing_moves(
     start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each change, of a state or of a task's log, starts the patience again."""
-    # Longer than a busy machine keeps a process waiting.
+    clock = [0.0]
+    told = SimpleNamespace(
+        monotonic=lambda: clock[0], sleep=lambda seconds: clock.append(clock.pop() + seconds)
+    )
+    monkeypatch.setattr(module, "time", told)
     monkeypatch.setattr(airflow_client, "PATIENCE", 3.0)
     stage = start("import time; time.sleep(600)")
     log = tmp_path / "airflow" / "logs" / "dag_id=d" / "run_id=r" / "attempt=1.log"
     log.parent.mkdir(parents=True)
-    began, states = time.monotonic(), iter(range(4))
+    states = iter(range(4))
 
     def move() -> int:
-        time.sleep(0.25)
         if state := next(states, 0):
             return state
         with log.open("a") as stream:
-            stream.write(
-                '{"event": "step", "level": "info"}\n' if time.monotonic() < began + 4 else ""
-            )
+            stream.write('{"event": "step", "level": "info"}\n' if clock[0] < 4 else "")
         return 0
 
     with pytest.raises(
         DemoFailed, match=r"nothing moved for .* while waiting for it; (.|\n)* step"
     ):
-        stage.wait("it", lambda: False, move, every=0.05)
-    assert time.monotonic() - began > 6.5
+        stage.wait("it", lambda: False, move, every=0.25)
+    assert 6.5 < clock[0] < 8
 
 
 class Server(BaseHTTPRequestHandler):

@@ -166,8 +166,8 @@ def test_services_that_keep_ending_end_all_of_it(tmp_path: Path) -> None:
 
 def test_what_ends_seldom_is_started_again_whenever_it_does(tmp_path: Path) -> None:
     """Restarts are counted within a window; one count for all of a month ended `make up`."""
-    seldom = "import os, time; time.sleep(0.5); os.kill(os.getpid(), 9)"
-    config = configure(tmp_path, commands={"one": [sys.executable, "-c", seldom]}, window=0.6)
+    seldom = "import os, time; time.sleep(0.2); os.kill(os.getpid(), 9)"
+    config = configure(tmp_path, commands={"one": [sys.executable, "-c", seldom]}, window=0.3)
     command = [sys.executable, "-m", "dpflow.demo.supervisor"]
     with subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -147,12 +147,12 @@ def test_a_session_that_nobody_can_go_on_with_is_named(
     """Its process died, and its principal may not ask it any more: the log says once which session locks its rows, and why;
     others hear that no retry helps, till the owner closes it.
     """
-    world = ServiceWorld(tmp_path, lease_seconds=0.2)
+    world = ServiceWorld(tmp_path, lease_seconds=0.1)
     with world.test_client("ann") as first, stuck(first, "session.after-commit", times=0):
         (session,) = world.ledger.open_sessions()
         change(world)
         with world.test_client("bob") as bob:
-            time.sleep(1)
+            time.sleep(0.5)
             named = [line for line in caplog.messages if session.release_id in line]
             assert len(named) == 1 and said in named[0]
             assert f"dpflow ledger resolve {session.release_id}" in named[0]
@@ -168,7 +168,7 @@ def test_a_release_that_nobody_can_finish_is_named(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """It was paid, its process died, and its principal was taken out of the service file: the log says so once."""
-    world = ServiceWorld(tmp_path, lease_seconds=0.2)
+    world = ServiceWorld(tmp_path, lease_seconds=0.1)
     with (
         world.test_client("ann") as first,
         stuck(first, "draw.after", times=0, door="release", body=RELEASE),
@@ -176,7 +176,7 @@ def test_a_release_that_nobody_can_finish_is_named(
         (charged,) = world.ledger.reserved_releases()
         take(world)
         with world.test_client("bob") as bob:
-            time.sleep(1)
+            time.sleep(0.5)
             assert bob.get("/v1/remaining").status_code == 200
         named = [line for line in caplog.messages if charged.release_id in line]
         assert len(named) == 1 and "gives it no door release" in named[0]

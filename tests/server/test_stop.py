@@ -10,12 +10,14 @@ from pathlib import Path
 
 from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld
 
-from dpflow.server.app import STOP_SECONDS
-
+#: What each of the two waits of a service that stops takes here.
+STOP_SECONDS = 1
 #: A draw that does not end while the process lives.
-BLOCKED_DRAW = """
+BLOCKED_DRAW = f"""
 import time
 from dpflow import fault_points
+from dpflow.server import app
+app.STOP_SECONDS = {STOP_SECONDS}
 fault_points.pass_point = lambda point: time.sleep(600) if point == "draw.after" else None
 """
 

@@ -114,7 +114,7 @@ def test_a_table_that_is_locked_is_copied_the_next_time(
 ) -> None:
     """Whoever keeps it for itself, such as to rebuild it, keeps no copy of another place waiting."""
     copy_settled(world.ledger, settled[:1], url, "daily")
-    monkeypatch.setattr(copies, "WAIT_SECONDS", 2)
+    monkeypatch.setattr(copies, "WAIT_SECONDS", 1)
     with psycopg.connect(url) as other:
         other.execute("LOCK TABLE daily IN ACCESS EXCLUSIVE MODE")
         with pytest.raises(NotPublished, match="LockNotAvailable"):
