@@ -15,6 +15,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.noise.expression_intervals import brackets, call, call_macro
 from dpflow.analyst_sql.noise.noise_relations import COUNT, HIGH, LOW, ROW, ReleasedColumns
+from dpflow.analyst_sql.parse.private_rows import find_column
 from dpflow.analyst_sql.parse.select_query import (
     SelectQuery,
     SplitQuery,
@@ -363,9 +364,9 @@ def fill_extremes(query: SplitQuery, tables: Sequence[RowTable]) -> list[RowTabl
             if n >= len(release.groups) and kind == "BIGINT":
                 columns[n] = [*_list_samples(kind), MAX_MAGNITUDE, -MAX_MAGNITUDE]
         for n, group in enumerate(release.groups):
-            if group.op == "column":
-                listed = release.table.column(".".join(group.args[0])).public_keys
-                columns[n] = columns[n] if listed is None else list(listed)
+            declared = find_column(group, release.table)
+            if declared is not None and declared.public_keys is not None:
+                columns[n] = list(declared.public_keys)
         length = max(map(len, columns), default=0)
         padded = [values + [None] * (length - len(values)) for values in columns]
         filled.append(replace(table, values=padded))
@@ -399,8 +400,8 @@ def expect_kind(aggregate: SqlAggregate, table: Table, reader: KeyReader) -> str
         return "MAP(VARCHAR, BIGINT)"
     value = aggregate.value
     assert value is not None
-    if aggregate.kind == "quantile" and value.op == "column":
-        column = table.column(".".join(value.args[0]))
+    column = find_column(value, table) if aggregate.kind == "quantile" else None
+    if column is not None:
         if column.bounds_are_times:
             return "DATE" if column.holds_dates else "TIMESTAMP"
         if column.lower is not None:

@@ -19,7 +19,7 @@ from dpflow.analyst_sql.parse.parsed_parts import (
 from dpflow.analyst_sql.parse.private_rows import RowReader
 from dpflow.analyst_sql.parse.select_query import Kind, SqlAggregate
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
-from dpflow.analyst_sql.parse.value_columns import declare_computed, declare_value
+from dpflow.analyst_sql.parse.value_columns import count_values, declare_computed, declare_value
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
@@ -288,8 +288,11 @@ class AggregateReader:
 
     def _read_sample(self, root: bool, value: Node, condition: Node | None) -> Any:
         """VAR_SAMP from VAR_POP and the number of values, which is released beside it."""
-        variance = self._number("variance", value, None, condition)
-        sample = self._enlarge(variance, self._count_values(value, condition))
+        variance, counted = (
+            self._number("variance", value, None, condition),
+            count_values(value, self._table),
+        )
+        sample = self._enlarge(variance, self._number(*counted, None, condition))
         return _take_root(sample) if root else sample
 
     def _enlarge(self, variance: Any, count: Any) -> Any:
@@ -302,15 +305,6 @@ class AggregateReader:
         )
         is_more = exp.GT(this=exp.Paren(this=less), expression=_number(0))
         return when(is_more, exp.Mul(this=variance, expression=exp.Paren(this=factor)))
-
-    def _count_values(self, value: Node, condition: Node | None) -> Any:
-        """How many values an aggregate is over: all rows where missing ones count as a number."""
-        always = (
-            value.op == "column" and self._table.column(".".join(value.args[0])).missing != "skip"
-        )
-        if always:
-            return self._number("count", None, None, condition)
-        return self._number("values", value, None, condition)
 
     def _read_quantile(self, value: Any, share: Any, condition: Node | None, call: Any) -> Any:
         if isinstance(share, exp.Array) and share.expressions:

@@ -14,6 +14,7 @@ from sqlglot import exp
 from dpflow.analyst_sql.parse.canonical_conditions import merge_operands, rewrite_node
 from dpflow.analyst_sql.parse.parsed_parts import take_arguments
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import DpflowError, PlanRefused, UnknownName
 from dpflow.tables import column_types
@@ -232,12 +233,16 @@ def _unknown_column(parsed: Any, of: str, name: str, columns: list[str]) -> Refu
     return Refusal("declared-columns", str(error), parsed)
 
 
+def find_column(node: Node, table: Table) -> Column | None:
+    """The declared column that an expression is; None of any other."""
+    return table.column(".".join(node.args[0])) if node.op == "column" else None
+
+
 def inline_expressions(node: Node, table: Table) -> Node:
     """The expression over stored columns alone: what an owner declared as a computed column is
     written out.
     """
-    if node.op == "column":
-        column = table.column(".".join(node.args[0]))
+    if (column := find_column(node, table)) is not None:
         return node if column.expression is None else parse_row_expression(column.expression, table)
     args = tuple(inline_expressions(a, table) if isinstance(a, Node) else a for a in node.args)
     return Node(node.op, args)

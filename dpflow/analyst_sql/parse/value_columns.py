@@ -13,8 +13,8 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
-from dpflow.analyst_sql.parse.private_rows import inline_expressions
-from dpflow.analyst_sql.parse.select_query import SelectQuery, SqlAggregate
+from dpflow.analyst_sql.parse.private_rows import find_column, inline_expressions
+from dpflow.analyst_sql.parse.select_query import Kind, SelectQuery, SqlAggregate
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
@@ -108,12 +108,16 @@ def _fill_missing(node: Node, table: Table) -> Node:
     """A declared column with what its declaration says a missing value is; of an expression NULL
     stays NULL.
     """
-    if node.op != "column":
+    column = find_column(node, table)
+    if column is None or column.missing == "skip":
         return node
-    missing = table.column(".".join(node.args[0])).missing
-    if missing == "skip":
-        return node
-    return Node("coalesce", (node, Node("number", (_decimal(missing),))))
+    return Node("coalesce", (node, Node("number", (_decimal(column.missing),))))
+
+
+def count_values(value: Node, table: Table) -> tuple[Kind, Node | None]:
+    """The kind and value of the aggregate that counts what a mean is over: all rows where missing ones count as a number."""
+    column = find_column(value, table)
+    return ("values", value) if column is None or column.missing == "skip" else ("count", None)
 
 
 def describe_missing(queries: Sequence[SelectQuery]) -> list[str]:
@@ -204,8 +208,7 @@ def _find_step(node: Node, table: Table) -> Fraction | None:
     divides all steps and numbers. None where its form does not say one, or where values of a column lie between
     its steps; 0 where each value is 0.
     """
-    if node.op == "column":
-        column = table.column(".".join(node.args[0]))
+    if (column := find_column(node, table)) is not None:
         return None if column.is_rounded else column.step
     if node.op == "number":
         number = abs(Fraction(node.args[0]))

@@ -22,7 +22,7 @@ from dpflow.analyst_sql.parse.select_query import (
     mark,
     number_column,
 )
-from dpflow.analyst_sql.parse.value_columns import declare_value
+from dpflow.analyst_sql.parse.value_columns import count_values, declare_value
 from dpflow.analyst_sql.releases.query_parts import is_private_node
 from dpflow.errors import PlanRefused
 from dpflow.tables.language.nodes import Node
@@ -130,10 +130,7 @@ def _write_number(aggregate: SqlAggregate, query: SelectQuery, release: int) -> 
 
 
 def _count_values(aggregate: SqlAggregate, query: SelectQuery) -> SqlAggregate:
-    """How many values a mean is over: all rows where missing ones count as a number."""
-    value = aggregate.value
-    assert value is not None
-    declared = value.op == "column" and query.table.column(".".join(value.args[0]))
-    if declared and declared.missing != "skip":
-        return replace(aggregate, kind="count", value=None)
-    return replace(aggregate, kind="values")
+    """How many values a mean is over."""
+    assert aggregate.value is not None
+    kind, value = count_values(aggregate.value, query.table)
+    return replace(aggregate, kind=kind, value=value)
