@@ -13,7 +13,7 @@ from typing import Any
 import sqlglot
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.parsed_parts import change_parts, is_aggregate, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import change_parts, find_item, is_aggregate, walk_own
 
 #: Aggregates of one argument that fail on some numbers. Over a list they are functions, which TRY takes.
 _FAILING_AGGREGATES = {
@@ -86,7 +86,7 @@ class _Guard:
         around = self._groups, self._is_plain
         group = select.args.get("group")
         parts = [] if group is None else list(group.expressions)
-        self._groups = [_resolve(part, select.selects) for part in parts]
+        self._groups = [find_item(part, select.selects).copy() for part in parts]
         self._is_plain = not parts and not any(map(self._is_special, walk_own(select)))
         for name, part in list(select.args.items()):
             if name == "expressions":
@@ -139,14 +139,11 @@ class _Guard:
                 return part
             else:
                 return change_parts(part, take)
-            return self._add_field(fields, value)
+            fields.append(value)
+            return _take_field(len(fields) - 1)
 
         body = change_parts(node, take)
         return _try_with(body, fields) if fields else exp.Try(this=body)
-
-    def _add_field(self, fields: list[Any], value: Any) -> Any:
-        fields.append(value)
-        return _take_field(len(fields) - 1)
 
     def _guard_special(self, node: Any) -> Any:
         """A call, or query in brackets, whose own operands are guarded."""
@@ -275,13 +272,3 @@ def _try_with(body: Any, fields: Sequence[Any]) -> Any:
     )
     values = exp.Anonymous(this="list_transform", expressions=[rows, tried])
     return exp.Anonymous(this="list_extract", expressions=[values, exp.Literal.number(1)])
-
-
-def _resolve(group: Any, items: Sequence[Any]) -> Any:
-    """A grouping expression that is named by its place or alias."""
-    if isinstance(group, exp.Literal) and not group.is_string:
-        return items[int(group.this) - 1].unalias().copy()
-    names = {item.alias.casefold(): item for item in items if item.alias}
-    if isinstance(group, exp.Column) and not group.table and group.name.casefold() in names:
-        return names[group.name.casefold()].unalias().copy()
-    return group.copy()

@@ -27,7 +27,7 @@ from dpflow.analyst_sql.noise.noise_relations import (
     SelectSources,
     Shape,
 )
-from dpflow.analyst_sql.parse.parsed_parts import is_aggregate, iterate_parts, walk_own
+from dpflow.analyst_sql.parse.parsed_parts import find_item, is_aggregate, iterate_parts, walk_own
 
 _BOUNDED_AGGREGATES = (exp.Sum, exp.Avg, exp.Min, exp.Max, exp.Median)
 _BOUNDED_WINDOWS = (exp.Sum, exp.Avg, exp.Min, exp.Max)
@@ -181,17 +181,10 @@ class SelectRules(SelectSources):
         parts = []
         if group.args.get("all"):
             parts = [p for p in (one.unalias() for one in items) if not self._has_aggregate(p)]
-        for part in group.expressions:
-            if isinstance(part, exp.Literal) and not part.is_string:
-                parts.append(items[int(part.this) - 1].unalias())
-            elif (
-                isinstance(part, exp.Column)
-                and not part.table
-                and not self._list_columns("", part.name)
-            ):
-                parts.append(self._aliases.get(part.name.casefold(), part))
-            else:
-                parts.append(part)
+        parts += [
+            find_item(part, items, lambda column: bool(self._list_columns("", column.name)))
+            for part in group.expressions
+        ]
         if any(isinstance(p, exp.Rollup | exp.Cube | exp.GroupingSets | exp.Tuple) for p in parts):
             raise RuleMissing
         noise = [self.find(part) for part in parts]

@@ -43,6 +43,26 @@ def change_parts(node: Any, change: Callable[[Any], Any]) -> Any:
     return node
 
 
+def take_item(number: Any, items: Sequence[Any]) -> Any:
+    """The column of the answer that a number means. Raises `Refusal`."""
+    position = int(number.this) if str(number.this).isdecimal() else 0
+    if not 1 <= position <= len(items):
+        raise Refusal("positions", f"there is no column number {number.this}", number)
+    return items[position - 1]
+
+
+def find_item(
+    part: Any, items: Sequence[Any], is_column: Callable[[Any], bool] = lambda column: False
+) -> Any:
+    """The expression that a number or an alias in GROUP BY means; a column of the rows comes before an alias."""
+    if isinstance(part, exp.Literal) and not part.is_string:
+        return take_item(part, items).unalias()
+    if not isinstance(part, exp.Column) or part.table or is_column(part):
+        return part
+    aliases = {item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)}
+    return aliases.get(part.name.casefold(), part)
+
+
 def name_part(parsed: Any) -> str:
     """What SQL calls a function, or a clause."""
     if isinstance(parsed, exp.Anonymous):

@@ -14,7 +14,9 @@ from sqlglot import ErrorLevel, exp
 from dpflow.analyst_sql.parse.aggregate_reader import AggregateReader
 from dpflow.analyst_sql.parse.parsed_parts import (
     change_parts,
+    find_item,
     take_arguments,
+    take_item,
 )
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.public_joins import find_constant
@@ -267,16 +269,8 @@ class SelectReader:
         sets = list_sets(parts)
         if max(map(len, sets)) > MAX_COLUMNS:
             raise Refusal("length", f"it groups by more than {MAX_COLUMNS} expressions", group)
-        return [[self._find_item(part, items) for part in members] for members in sets]
-
-    def _find_item(self, part: Any, items: Sequence[Any]) -> Any:
-        """The expression that ``1`` or an alias means."""
-        if isinstance(part, exp.Literal) and not part.is_string:
-            return take_item(part, items).unalias()
-        alias = part.name.casefold() if isinstance(part, exp.Column) and not part.table else ""
-        if alias in self._items and not self._rows.is_declared(part):
-            return self._items[alias]
-        return part
+        is_column = self._rows.is_declared
+        return [[find_item(part, items, is_column) for part in members] for members in sets]
 
     def _read_groups(self, parts: Sequence[Any]) -> Iterator[tuple[Node, Any]]:
         for part in parts:
@@ -404,7 +398,7 @@ class SelectReader:
     def _read_grouping(self, parsed: Any) -> Any:
         (parts,) = take_arguments(parsed, "expressions")
         items = self._parsed.expressions
-        keys = (self._find_item(part.unnest(), items) for part in parts)
+        keys = (find_item(part.unnest(), items, self._rows.is_declared) for part in parts)
         positions = tuple(self._find_key(key.unnest()) for key in keys)
         numbers = tuple(position for position in positions if position is not None)
         if not positions or len(positions) > 60 or len(numbers) < len(positions):
@@ -469,14 +463,6 @@ def _make_column(name: str, meaning: object, table: str = RELEASED_ROWS) -> Any:
 
 def _grouping_column(position: int) -> str:
     return f"g{position}"
-
-
-def take_item(number: Any, items: Sequence[Any]) -> Any:
-    """The column of the answer that a number means. Raises `Refusal`."""
-    position = int(number.this) if str(number.this).isdecimal() else 0
-    if not 1 <= position <= len(items):
-        raise Refusal("positions", f"there is no column number {number.this}", number)
-    return items[position - 1]
 
 
 def _ordered(key: Any) -> Any:

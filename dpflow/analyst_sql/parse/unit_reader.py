@@ -18,6 +18,7 @@ from sqlglot import exp
 
 from dpflow.analyst_sql.parse.foreign_meaning import is_clamped
 from dpflow.analyst_sql.parse.parsed_parts import (
+    find_item,
     is_there,
     name_part,
     take_arguments,
@@ -26,7 +27,7 @@ from dpflow.analyst_sql.parse.parsed_parts import (
 )
 from dpflow.analyst_sql.parse.private_rows import PrivateRows, RowReader, read_where
 from dpflow.analyst_sql.parse.select_query import join_conditions
-from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column, take_item
+from dpflow.analyst_sql.parse.select_reader import SOURCES, name_column
 from dpflow.analyst_sql.parse.text_and_options import Refusal, refusal_of
 from dpflow.analyst_sql.parse.value_columns import STEPS, find_bounds
 from dpflow.core.contract.columns import Column
@@ -69,16 +70,8 @@ def list_groups(parsed: Any, rows: RowReader) -> list[Any]:
         return _list_items(parsed)
     if group.args.get("all"):
         return [one for one in _list_items(parsed) if not one.find(exp.AggFunc)]
-    names = {item.alias.casefold(): item.this for item in items if isinstance(item, exp.Alias)}
-    parts = []
-    for part in group.expressions:
-        one = part.unnest()
-        if isinstance(one, exp.Literal) and str(one.this).isdecimal():
-            one = take_item(one, items).unalias()
-        elif isinstance(one, exp.Column) and not one.table and not rows.has_column(one):
-            one = names.get(one.name.casefold(), one)
-        parts.append(one.unnest())
-    return parts
+    parts = (part.unnest() for part in group.expressions)
+    return [find_item(part, items, rows.has_column).unnest() for part in parts]
 
 
 def read_unit_rows(parsed: Any, source: PrivateRows) -> PrivateRows:
