@@ -18,7 +18,7 @@ from dpflow.analyst_sql.answer.sql_answer import Origin, SqlAnswer
 from dpflow.analyst_sql.answer.sql_plan import CHOSEN_KEYS, SqlPlan, describe_min_units
 from dpflow.analyst_sql.noise.released_tables import expect_tables, fill_extremes, fill_samples
 from dpflow.analyst_sql.parse.query_reader import read_query
-from dpflow.analyst_sql.parse.select_query import SelectQuery, SplitQuery, write_sql
+from dpflow.analyst_sql.parse.select_query import SplitQuery, write_sql
 from dpflow.analyst_sql.parse.text_and_options import Refusal, SourceText, read_source, refusal_of
 from dpflow.analyst_sql.parse.value_columns import describe_missing
 from dpflow.analyst_sql.releases.cells import Cells, find_cells_by_query, read_cells
@@ -62,7 +62,6 @@ from dpflow.engine.planning.precheck import find_source_fault
 from dpflow.engine.releases.choose_bounds import BoundsChooser
 from dpflow.engine.releases.execute import TYPES, release_all
 from dpflow.engine.releases.own_histogram import follow_result
-from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.receipt import Receipt
 from dpflow.engine.releases.release_list import follow_receipt
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -473,7 +472,9 @@ def answer_sql(
             result = receipt.result
             # A histogram of its own chose groups after the charge.
             drawn = follow_result(follow_receipt(part.plan, receipt, ledger), result)
-            part_cells = _cells_of_receipt(query, part.part, drawn, receipt)
+            part_cells = read_cells(part.part, drawn, result, query.groups)
+            # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
+            part_cells = keep_cells(part_cells, query, query.groups)
             origins.append(_origin_of_receipt(receipt))
             if note := drawn.undeclared_groups():
                 notes.append(f"{note}: -- dp: groups=N")
@@ -528,12 +529,6 @@ def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
     for group in stored.groups:
         if group not in query.groups:
             yield f"rows that have none of the declared keys of {group} are not in it"
-
-
-def _cells_of_receipt(query: SelectQuery, part: QueryPart, plan: Plan, receipt: Receipt) -> Cells:
-    cells = read_cells(part, plan, receipt.result, query.groups)
-    # Groups that WHERE leaves no row hold noise alone, and SQL shows none of them.
-    return keep_cells(cells, query, query.groups)
 
 
 def _origin_of_receipt(receipt: Receipt) -> Origin:

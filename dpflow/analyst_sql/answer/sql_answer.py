@@ -162,12 +162,6 @@ class SqlAnswer:
 
     def _list_columns(self, intervals: bool) -> Iterator[tuple[str, str, list[Any], int]]:
         taken = {column.name.casefold() for column in self.columns}
-
-        def name_beside(column: AnswerColumn, end: str) -> str:
-            name = number_name(taken, f"{column.name}_{end}")
-            taken.add(name.casefold())
-            return name
-
         for position, column in enumerate(self.columns):
             cells = [row[position] for row in self.values]
             values = [cell.value for cell in cells]
@@ -190,7 +184,9 @@ class SqlAnswer:
                 raw_values = [_as_float(cell.raw_value) for cell in cells]
                 beside.append(("raw_value", "DOUBLE", raw_values))
             for end, kind, values in beside if intervals else ():
-                yield name_beside(column, end), kind, values, 0
+                name = number_name(taken, f"{column.name}_{end}")
+                taken.add(name.casefold())
+                yield name, kind, values, 0
 
     def list_printed(self, intervals: bool = True) -> tuple[list[str], list[tuple[Any, ...]]]:
         """Heads and lines for people: numbers rounded to their noise, their intervals beside them as texts."""

@@ -200,10 +200,6 @@ def _count_parts(expression: Any) -> int:
     return sum(1 for _ in islice(iterate_parts(expression), _MAX_NODES + 1))
 
 
-def _read_brackets(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    return operands[0][1]
-
-
 def _read_arithmetic(expression: Any, operands: list[Operand], find: Find) -> Known | None:
     (low, high), (other_low, other_high) = map(_bounds, operands)
     kind = type(expression)
@@ -266,10 +262,6 @@ def _read_monotone(expression: Any, operands: list[Operand], find: Find) -> Know
         return None
     low, high = _bounds(operands[0])
     return _make(operands, _with_first(expression, low), _with_first(expression, high))
-
-
-def _read_root(expression: Any, operands: list[Operand], find: Find) -> Known | None:
-    return _read_partial(expression, "this", exp.GTE, operands[0])
 
 
 def _read_logarithm(expression: Any, operands: list[Operand], find: Find) -> Known | None:
@@ -402,12 +394,12 @@ def _read_case(expression: Any, operands: list[Operand], find: Find) -> Known | 
 _BOTH, _ALL = ("this", "expression"), ("this", "expressions")
 #: Kinds of expressions, the arguments that are operands, and what makes bounds of theirs.
 _RULES: tuple[tuple[Any, tuple[str, ...], Callable[[Any, Any, Find], Known | None]], ...] = (
-    (exp.Paren, ("this",), _read_brackets),
+    (exp.Paren, ("this",), lambda _, operands, find: operands[0][1]),
     ((exp.Add, exp.Sub, exp.Mul, exp.Div), _BOTH, _read_arithmetic),
     (exp.Neg, ("this",), _read_negation),
     (exp.Abs, ("this",), _read_abs),
     (_MONOTONE, ("this",), _read_monotone),
-    (exp.Sqrt, ("this",), _read_root),
+    (exp.Sqrt, ("this",), lambda root, parts, find: _read_partial(root, "this", exp.GTE, parts[0])),
     ((exp.Ln, exp.Log), ("this",), _read_logarithm),
     ((exp.Cast, exp.TryCast), ("this",), _read_cast),
     (exp.Try, ("this",), _read_try),

@@ -55,7 +55,9 @@ def read_query(
 ) -> SplitQuery:
     """A parsed query, which is changed in place, split. Raises `Refusal`."""
     reader = _QueryReader(find_table, find_public)
-    tree = reader.read_answer(parsed)
+    # The SELECT over released rows whose rows are the answer.
+    tree = reader.read(parsed, {}, 0, must_release=True)
+    _order_rows(tree)
     if not reader.releases:
         raise Refusal("declared-table", "no private table is read; name a declared table", parsed)
     return SplitQuery(tree, tuple(reader.releases), tuple(reader.public.values()))
@@ -68,13 +70,6 @@ class _QueryReader:
         #: Public tables by their names in lower case.
         self.public: dict[str, RowTable] = {}
 
-    def read_answer(self, parsed: Any) -> Any:
-        """The SELECT over released rows whose rows are the answer."""
-        tree = self._read(parsed, {}, 0, must_release=True)
-        assert not isinstance(tree, PrivateRows)
-        _order_rows(tree)
-        return tree
-
     def _add_release(self, query: SelectQuery) -> int:
         if query in self.releases:
             return self.releases.index(query)
@@ -83,7 +78,7 @@ class _QueryReader:
         self.releases.append(query)
         return len(self.releases) - 1
 
-    def _read(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Any:
+    def read(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Any:
         """A query: `PrivateRows`, or its tree over released rows.
 
         Args:
@@ -94,7 +89,7 @@ class _QueryReader:
                 "depth", f"queries stand inside each other deeper than {MAX_NESTED}", parsed
             )
         if isinstance(parsed, exp.Subquery | exp.Paren):
-            inner = self._read(parsed.this, scope, nested, must_release)
+            inner = self.read(parsed.this, scope, nested, must_release)
             if isinstance(inner, PrivateRows):
                 take_arguments(parsed, "this", ignore=("alias",))
                 return inner
@@ -129,7 +124,7 @@ class _QueryReader:
             names.add(name)
             if clause.args.get("recursive") and _names_itself(part):
                 inner_scope[name] = None
-            relation = self._read(part.this, inner_scope, nested + 1, must_release=False)
+            relation = self.read(part.this, inner_scope, nested + 1, must_release=False)
             if isinstance(relation, PrivateRows):
                 take_arguments(part, "this", "alias", ignore=("materialized",))
                 inner_scope[name] = _rename(relation, part.args.get("alias"))
@@ -161,7 +156,7 @@ class _QueryReader:
     def _replace(self, query: Any, scope: Scope, nested: int) -> None:
         """Put a query's tree over released rows into its place."""
         parent, name, index = query.parent, query.arg_key, query.index
-        tree = self._read(query, scope, nested, must_release=True)
+        tree = self.read(query, scope, nested, must_release=True)
         assert not isinstance(tree, PrivateRows)
         if tree is not query:
             parent.set(name, tree, index)
@@ -213,7 +208,7 @@ class _QueryReader:
             if isinstance(part, exp.Exists):
                 self._replace(part.this, scope, nested + 1)
                 return part
-            tree = self._read(part, scope, nested + 1, must_release=True)
+            tree = self.read(part, scope, nested + 1, must_release=True)
             assert not isinstance(tree, PrivateRows)
             return tree
 
@@ -250,7 +245,7 @@ class _QueryReader:
         """
         parsed = holder.this
         if isinstance(parsed, exp.Subquery):
-            tree = self._read(parsed.this, scope, nested + 1, must_release=False)
+            tree = self.read(parsed.this, scope, nested + 1, must_release=False)
             if isinstance(tree, PrivateRows):
                 alias = take_arguments(parsed, "alias", ignore=("this",))[0]
                 return replace(_rename(tree, alias), alias=parsed.alias.casefold())

@@ -185,11 +185,7 @@ class SplitQuery:
 
     def list_releases(self) -> list[SelectQuery]:
         """The releases, each once, in the order of the text."""
-        releases: list[SelectQuery] = []
-        for release in self.releases:
-            if release not in releases:
-                releases.append(release)
-        return releases
+        return [one for n, one in enumerate(self.releases) if one not in self.releases[:n]]
 
     def replace_releases(self, change: Callable[[SelectQuery], SelectQuery]) -> SplitQuery:
         """The query with other releases below the same tables."""
