@@ -13,7 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
-from service_world import RELEASE, Server, ServiceWorld
+from service_world import RELEASE, TRUST, Server, ServiceWorld
 
 NUMBER = 24
 
@@ -81,12 +81,12 @@ def test_a_restarted_database_loses_and_doubles_nothing(tmp_path: Path, database
         for _ in range(2):
             time.sleep(0.7)
             database.stop()
-            assert httpx.get(f"{server.url}/healthz").status_code == 200
-            assert httpx.get(f"{server.url}/readyz", timeout=60).status_code == 503
+            assert httpx.get(f"{server.url}/healthz", verify=TRUST).status_code == 200
+            assert httpx.get(f"{server.url}/readyz", timeout=60, verify=TRUST).status_code == 503
             database.start()
         for thread in threads:
             thread.join(150)
-        ready = httpx.get(f"{server.url}/readyz", timeout=60)
+        ready = httpx.get(f"{server.url}/readyz", timeout=60, verify=TRUST)
     finally:
         server.stop()
     assert ready.status_code == 200 and len(results) == NUMBER and statuses[503] > 0, statuses

@@ -21,7 +21,7 @@ import pytest
 import yaml
 from audit_program import export_text, run_audit
 from forked_programs import ForkedProgram
-from service_world import TOKENS, Server, ServiceWorld, headers_of
+from service_world import TOKENS, TRUST, Server, ServiceWorld, headers_of
 
 from dpflow.cli.console import confirm_decision
 from dpflow.client.owner import RemoteLedger
@@ -107,7 +107,7 @@ def server(owners: Owners) -> Iterator[Server]:
 
 @pytest.fixture
 def send(server: Server) -> Iterator[Callable[..., httpx.Response]]:
-    with httpx.Client(base_url=server.url) as client:
+    with httpx.Client(base_url=server.url, verify=TRUST) as client:
 
         def post(decision: Mapping[str, Any], who: str = "own") -> httpx.Response:
             headers = headers_of(who) if who else {}

@@ -20,7 +20,7 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from service_world import TOKENS, Server, ServiceWorld, headers_of
+from service_world import TOKENS, TRUST, Server, ServiceWorld, headers_of
 
 from dpflow.client.remote import RemoteClient
 from dpflow.errors import ServiceUnavailable
@@ -94,7 +94,7 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
         for n in range(20):
             vanish(server.port, number + n)
         while asking := [thread for thread in threads if thread.is_alive()]:
-            assert httpx.get(f"{server.url}/healthz", timeout=30).status_code == 200
+            assert httpx.get(f"{server.url}/healthz", timeout=30, verify=TRUST).status_code == 200
             asking[0].join(1)
         grown = read_memory(server.process.pid) - before
         for half in halves:

@@ -16,7 +16,17 @@ import pyarrow as pa
 import pyarrow.parquet
 import pytest
 import yaml
-from service_world import RELEASE, TOKENS, ServiceWorld, asker, headers_of, serve_here, settle, task
+from service_world import (
+    RELEASE,
+    TOKENS,
+    TRUST,
+    ServiceWorld,
+    asker,
+    headers_of,
+    serve_here,
+    settle,
+    task,
+)
 
 from dpflow.engine.releases.copies import find_latest
 from dpflow.engine.releases.republish import read_settled
@@ -156,7 +166,7 @@ def test_a_url_with_a_token_opens_files_alone(world: ServiceWorld, client: Any) 
         assert client.request(method, f"/v1/{place}", json=RELEASE, headers=ann).status_code == 401
     with serve_here(world) as address:
         url = address.replace("//", f"//x:{TOKENS['cyd'][0]}@") + "/v1/published/daily.csv"
-        lines = httpx.get(url).text.count("\n")
+        lines = httpx.get(url, verify=TRUST).text.count("\n")
         frame = pandas.read_parquet(
             f"{address}/v1/published/daily.parquet", storage_options=headers_of("cyd")
         )
