@@ -374,12 +374,14 @@ def _contract_maker(
                 read = parse_contract(filled, folder)
             else:
                 return []
-        if read.mode == "watch":
-            name = f"{read!r}"
-            if name not in listers:
-                listers[name] = session_lister(read, filters.ledger)
-            sessions = [requests.setdefault(f"{one!r}", [one])[0] for one in listers[name](blocks)]
-            return [PlannedRelease(session, session.blocks) for session in sessions]
+            if read.mode == "watch":
+                name = f"{read!r}"
+                if name not in listers:
+                    listers[name] = session_lister(read, filters.ledger)
+                listed = [
+                    requests.setdefault(f"{one!r}", [one])[0] for one in listers[name](blocks)
+                ]
+                return [PlannedRelease(session, session.blocks) for session in listed]
         if read.mode != "metered":
             return []
         listed = requests.setdefault(

@@ -163,8 +163,8 @@ class DataContractOperator(RequestTask):
             # A session's receipt does not say which run paid: it was paid once for all.
             paid = f"epsilon {receipt['epsilon']}, delta {receipt['delta']} of scope {receipt['scope']}"
             stored = (
-                f" were paid before{f', by {run}' if is_list else ''}; nothing was charged"
-                if receipt.get("replayed")
+                f" were paid before{f', by {run}' if is_list else ''}; nothing was charged, no row was read"
+                if receipt["replayed"]
                 else " pay for it"
             )
             self.log.info(

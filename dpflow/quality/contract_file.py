@@ -240,7 +240,8 @@ def require_blocks(contract: Contract, table: Table, blocks: Sequence[str]) -> N
         raise InvalidInput(
             f"table {table.name!r} declares no block column, so no block of it can be checked"
         )
-    if contract.mode == "watch" and contract.period != "run" and not blocks:
+    if contract.mode == "watch" and not blocks:
         raise InvalidInput(
-            f"a watch by {contract.period} asks about blocks; name those of this run, or take period: run"
+            "a watch answers once for each block, and would tell later runs of all rows what it told the first; name the "
+            "run's blocks, or take mode: metered"
         )

@@ -12,6 +12,7 @@ from typing import Any
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result
+from dpflow.counted import counted
 from dpflow.engine.releases.execute import has_hard_links, name_rows, release_all
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.plan import Plan
@@ -65,10 +66,14 @@ class ContractOutcome:
 
     @property
     def verdict(self) -> str:
-        """In words, with the number of checks that noise left undecided."""
+        """In words, with the number of checks that noise left undecided, and whether the answers are stored ones."""
         undecided = sum(check.verdict == "undecided" for check in self.checks)
         beside = f", {undecided} of {len(self.checks)} checks undecided" if undecided else ""
         word = "quiet" if self.mode == "watch" else "kept"
+        if self.receipts and all(receipt["replayed"] for receipt in self.receipts):
+            beside += ", as answered before: no row was read"
+        elif stored := sum(receipt.get("stored_answers", 0) for receipt in self.receipts):
+            beside += f", {counted(stored, 'question')} as answered before"
         return f"{'' if self.passed else 'not '}{word}{beside}"
 
     def to_json(self) -> dict[str, Any]:
@@ -358,17 +363,24 @@ def session_lister(
     contract: Contract, ledger: Ledger | None
 ) -> Callable[[Sequence[str]], list[ReleaseRequest]]:
     """A function from a run's blocks to the sessions that a watch would ask: of their period, and those that its alarms
-    made necessary. Without a ledger, or a reference yet, the first one.
+    made necessary. Without a ledger, or a reference yet, the first one. Raises as `require_blocks`.
     """
-    if ledger is None:
-        return lambda blocks: [request_session(contract, blocks)]
     table, registry = contract.load_declaration(), Registry.load()
     any_block = ("any",) if table.protects == "unit-block" else ()
-    references = None
-    with suppress(PlanRefused):
-        references = find_references(contract, any_block, ledger, registry)
-    watch = Watch(contract, table, ledger, registry, references)
-    return lambda blocks: [plan.request for plan in watch.plan_sessions(blocks)]
+    watch = None
+    if ledger is not None:
+        references = None
+        with suppress(PlanRefused):
+            references = find_references(contract, any_block, ledger, registry)
+        watch = Watch(contract, table, ledger, registry, references)
+
+    def list_sessions(blocks: Sequence[str]) -> list[ReleaseRequest]:
+        require_blocks(contract, table, blocks)
+        if watch is None:
+            return [request_session(contract, blocks)]
+        return [plan.request for plan in watch.plan_sessions(blocks)]
+
+    return list_sessions
 
 
 def find_reference(ledger: Ledger, drift: DriftCheck, plan: Plan) -> Result:

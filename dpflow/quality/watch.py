@@ -60,7 +60,7 @@ TOO_LATE = "an alarm closed the session of this block; ask blocks in their order
 
 def session_blocks(contract: Contract, blocks: Sequence[str], first: str = "") -> list[str]:
     """The blocks that the session of a run names: those of its period, from ``first`` on."""
-    if not blocks or contract.period == "run":
+    if contract.period == "run":
         return list(blocks)
     named = dict.fromkeys(
         day for block in blocks for day in list_period(block, contract.period) if day >= first
@@ -138,7 +138,7 @@ def request_session(
             "watch fewer, or take mode: metered"
         )
     # Questions are those of the whole period, so that margins do not shrink after an alarm.
-    questions = contract.questions or len(checks) * max(1, len(session_blocks(contract, blocks)))
+    questions = contract.questions or len(checks) * len(session_blocks(contract, blocks))
     period = ",".join(blocks) if contract.period == "run" else _period_name(blocks, contract)
     return ReleaseRequest(
         name=join_name([contract.name, period], blocks),
@@ -159,7 +159,7 @@ def request_session(
 def _period_name(blocks: Sequence[str], contract: Contract) -> str:
     """Such as ``from 2013-01-01 to 2013-01-31``."""
     named = session_blocks(contract, blocks)
-    return f"from {named[0]} to {named[-1]}" if named else ""
+    return f"from {named[0]} to {named[-1]}"
 
 
 class Watch:
@@ -177,8 +177,9 @@ class Watch:
         self._contract, self._table, self._references = contract, table, references
         self._ledger, self._registry = ledger, registry
         self._principal = principal
-        self.receipts: list[dict[str, Any]] = []
         self._sessions: dict[tuple[Any, ...], Session] = {}
+        # Sessions that answered, how many answers they had before, and how many were asked for.
+        self._answered: dict[str, tuple[Session, int, int]] = {}
         self._plans: dict[tuple[Any, ...], Plan] = {}
         self._why_not = ""
 
@@ -207,7 +208,7 @@ class Watch:
         drift = list_drift_checks(self._contract, self._references).values()
         plans = dict[tuple[str, int], Plan]()
         for checks in [*((check,) for check in self._contract.checks), *drift]:
-            for block in blocks or ("",):
+            for block in blocks:
                 for check in checks:
                     plan, verdict = self._foresee(check.name, block, blocks)
                     if plan is not None:
@@ -224,7 +225,7 @@ class Watch:
     ) -> tuple[Plan | None, str | None]:
         """The session that `_ask` would ask, and the answer that it has stored."""
         own, first, number = self._own_blocks(block, blocks), "", 1
-        while not block or self._contract.period == "run" or block >= first:
+        while self._contract.period == "run" or block >= first:
             plan = self._plan(own, first, number)
             record = self._ledger.find(RunIdentity.of_request(plan.request).key(plan))
             if record is None:
@@ -243,7 +244,7 @@ class Watch:
 
     def _own_blocks(self, block: str, blocks: Sequence[str]) -> Sequence[str]:
         """The blocks of a run whose period a session belongs to, where one of them is asked about."""
-        return blocks if self._contract.period == "run" else ([block] if block else [])
+        return blocks if self._contract.period == "run" else [block]
 
     def _first_after(self, answers: Sequence[AnswerRecord], first: str) -> str:
         """The first block of the session that follows a closed one with these answers."""
@@ -268,7 +269,7 @@ class Watch:
     def _ask_each(self, checks: Sequence[RowCheck], blocks: Sequence[str]) -> Verdict:
         """The worst verdict of some checks, all of one kind, on every block."""
         asked = set[Verdict]()
-        for block in blocks or ("",):
+        for block in blocks:
             for one in checks:
                 asked.add(verdict := self._ask(one.name, block, blocks))
                 # One key is enough, and the next alarm would cost another session.
@@ -284,23 +285,25 @@ class Watch:
         own, first, number = self._own_blocks(block, blocks), "", 1
         while True:
             # A block before the last alarm, asked too late: the session that named it is closed.
-            if block and self._contract.period != "run" and block < first:
+            if self._contract.period != "run" and block < first:
                 return "undecided"
             try:
                 session = self._open_session(own, first, number)
             except BudgetExceeded as error:
                 # Before the first alarm nothing was paid; after it, what was is told.
-                if not self.receipts:
+                if not self._answered:
                     raise
                 self._why_not = f"after an alarm another session asks the rest, and {error}"
                 return "undecided"
+            before = self._ledger.session(session.id).version
             try:
                 answer = session.ask(_question(check, block))
             except SessionClosed:
                 first = self._first_after(self._ledger.answers(session.id), first)
                 number += 1
                 continue
-            self._note_session(session)
+            _, before, asked = self._answered.get(session.id, (session, before, 0))
+            self._answered[session.id] = session, before, asked + 1
             if answer["verdict"] not in VERDICTS:
                 self._why_not = "the session could not read the rows"
             return next((told for told in VERDICTS if told == answer["verdict"]), "undecided")
@@ -316,23 +319,30 @@ class Watch:
             )
         return self._sessions[name]
 
-    def _note_session(self, session: Session) -> None:
-        plan = session.plan
-        epsilon, delta = plan.privacy_cost()
-        receipt = {
-            "release_id": session.id,
-            "name": plan.request.name,
-            "scope": plan.request.scope,
-            "epsilon": epsilon,
-            "delta": delta,
-            "blocks": len(plan.request.blocks),
-        }
-        if receipt not in self.receipts:
-            self.receipts.append(receipt)
+    @property
+    def receipts(self) -> list[dict[str, Any]]:
+        """Of the sessions that answered; ``replayed`` if no row was read, for all answers were stored before this run."""
+        receipts = []
+        for session, before, asked in self._answered.values():
+            request, new = session.plan.request, self._ledger.session(session.id).version - before
+            epsilon, delta = session.plan.privacy_cost()
+            receipts.append(
+                {
+                    "release_id": session.id,
+                    "name": request.name,
+                    "scope": request.scope,
+                    "epsilon": epsilon,
+                    "delta": delta,
+                    "blocks": len(request.blocks),
+                    "replayed": new == 0,
+                    "stored_answers": max(0, asked - new),
+                }
+            )
+        return receipts
 
 
 def _question(check: str, block: str) -> dict[str, str]:
-    return {"check": check} | ({"block": block} if block else {})
+    return {"check": check, "block": block}
 
 
 @dataclass(frozen=True)

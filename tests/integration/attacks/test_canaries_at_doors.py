@@ -104,10 +104,10 @@ def watch_drift(world: World) -> None:
     file.write_text(yaml.safe_dump({k: v for k, v in counts.items() if v is not None}))
     command("release", file, "--ledger", world.tiny.ledger)
     drift = {"name": "mix", "column": "city", "reference": f"base{number}", "at_most": "0.1"}
-    fields = {"table": "visits.yml", "scope": "all", "epsilon": "0.5", "drift": [drift]}
+    fields = {"table": "by_day.yml", "scope": "all", "epsilon": "0.5", "drift": [drift]}
     fields |= {"mode": "watch", "period": "run", "name": f"c{number}"}
     contract = quality.parse_contract(fields, world.folder)
-    outcome = quality.run_contract(contract, ledger=world.ledger)
+    outcome = quality.run_contract(contract, ["2020-01-01"], ledger=world.ledger)
     print(write_html(outcome), json.dumps(outcome.to_json()), repr(outcome))
 
 
