@@ -18,7 +18,7 @@ from dpflow.core.accounting.events import (
     Event,
     to_json,
 )
-from dpflow.core.contract.columns import Column, default_step
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import GroupBounds, RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.gate import Gate
@@ -33,14 +33,13 @@ from dpflow.engine.releases.clamped_features import (
     describe_clamped_features,
     describe_clamped_rows,
 )
+from dpflow.engine.releases.grid_check import describe_coarse
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.result_table import write_html
 from dpflow.tables.language.conditions import parse_condition
 
 #: Where a plan has no number for the error.
 IN_RESULT = "depends on the rows; part of the result"
-#: A value column of fewer grid points is likely one of fractions, rounded to whole numbers.
-FEW_POINTS = 50
 #: Of an epsilon that is computed for a report; rounded up, so it never promises too much.
 EPSILON_STEP = Fraction(1, 10**6)
 
@@ -422,18 +421,11 @@ class Plan:
         """
         warnings = {}
         for name, column in self.bounded_columns("label", "by").items():
-            if column.lower is None:
-                continue
             if column.holds_dates:
                 warnings[name] = " (times are rounded to days)"
                 continue
-            low, high = column.grid_bounds()
-            if high - low + 1 < FEW_POINTS and "step" not in column.model_fields_set:
-                step = default_step(column.lower, column.upper or Fraction(0))
-                warnings[name] = (
-                    f" ({high - low + 1} grid points, to which values are rounded; declare step: "
-                    f"{exact_text(step)}, or step: 1 for whole numbers)"
-                )
+            if warning := describe_coarse(column):
+                warnings[name] = warning
         return warnings
 
     def _session_note(self) -> str:

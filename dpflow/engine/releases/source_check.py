@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
-
 from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupEstimates
+from dpflow.engine.releases.grid_check import find_rounded
 from dpflow.engine.releases.own_histogram import histogram_request
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import PlanRefused, UnfitColumn
@@ -43,6 +42,8 @@ def _check_requests(plan: Plan, private: PrivateTable) -> None:
     requests = mechanism.fixed_requests(plan.params, plan.table)
     if requests is None:
         private.check_schema(blocks)
+    else:
+        _check_grids(plan, private)
     for request in requests or ():
         private.check_request(request, blocks)
     metric = mechanism.find_metric(plan.params) if isinstance(mechanism, Gate) else None
@@ -55,7 +56,7 @@ def _check_grids(plan: Plan, private: PrivateTable) -> None:
     by dates, fractions that would be rounded to few whole numbers because nobody declared their step.
     The types are public; a plan is made without them.
     """
-    coarse, bounded = plan.coarse_grids(), plan.bounded_columns()
+    bounded = plan.bounded_columns()
     # Only these: what else is declared need not be there. A computed column has no type of its own.
     stored = [name for name, column in bounded.items() if column.expression is None]
     types = private.column_types(stored) if stored else {}
@@ -71,11 +72,6 @@ def _check_grids(plan: Plan, private: PrivateTable) -> None:
                 f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
                 f"{'numbers' if holds_times else 'dates'}; {advice}"
             )
-        if name in coarse and _holds_fractions(kind):
-            raise PlanRefused(
-                f"{plan.request.name} reads column {name}, which holds {kind}{coarse[name]}"
-            )
-
-
-def _holds_fractions(kind: str) -> bool:
-    return kind in ("DOUBLE", "FLOAT") or re.search(r"^DECIMAL\(\d+,\s*[1-9]", kind) is not None
+    for name in plan.bounded_columns("label", "by"):
+        if rounded := find_rounded(name, plan.table, private):
+            raise PlanRefused(f"{plan.request.name} {rounded}")

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
+from dpflow.engine.releases.grid_check import find_rounded
 from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
 from dpflow.errors import PlanRefused
 from dpflow.tables.private import PrivateTable
@@ -205,12 +206,11 @@ def score_range(
 def exact_sums(
     private: PrivateTable, request: GroupValues, estimator: Estimator
 ) -> GroupMoments | None:
-    """The sums that an estimator is a function of, if the columns' bounds let the database add them
+    """The sums that an estimator is a function of, if the columns' bounds and grids let the database add them
     up exactly.
     """
-    if estimator.moments is None:
+    columns, table = request.columns[: estimator.columns], private.declaration
+    if estimator.moments is None or any(find_rounded(one, table, private) for one in columns):
         return None
-    sums = GroupMoments(
-        request.groups, request.columns[: estimator.columns], estimator.moments.measures
-    )
+    sums = GroupMoments(request.groups, columns, estimator.moments.measures)
     return sums if private.can_sum_exactly(sums) else None
