@@ -208,10 +208,10 @@ def test_a_declared_expression_needs_a_step_where_it_has_fractions(
     assert world.ledger.remaining("s0").rows() == left
 
 
-@pytest.mark.parametrize("column", ["y", "c"])
-def test_a_holdouts_means_are_not_rounded(world: World, column: str) -> None:
+@pytest.mark.parametrize(("column", "kind"), [("y", "DOUBLE"), ("c", "FLOAT")])
+def test_a_holdouts_means_are_not_rounded(world: World, column: str, kind: str) -> None:
     """Questions of a session name columns after its charge, so what no grid holds is read as it is."""
-    declared = world.open_table("DOUBLE", c={"expression": "y * 0.5", "lower": 0, "upper": 2})
+    declared = world.open_table(kind, c={"expression": "y * 0.5", "lower": 0, "upper": 2})
     table = declared.model_copy(update={"name": column, "relation": "t", "holdout": True})
     world.ledger.grant(
         column, 100, 0, filter="basic", table=table, principal="o", confirm_large=True
