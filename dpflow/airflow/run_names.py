@@ -74,7 +74,7 @@ def name_day(context: Mapping[str, Any]) -> str:
     an ISO date: so the two are one run, and pay once. "" where no param does, or the DAG has no schedule.
 
     Blanks around it say nothing, as in blocks. Raises `InvalidInput` where the DAG's schedule has no run of that day, or
-    several, and for a text that begins with a digit and is no ISO date.
+    several, or counts from its first run, and for a text that begins with a digit and is no ISO date.
     """
     given = (context.get("params") or {}).get("day")
     text = given.strip() if isinstance(given, str) else ""
@@ -85,21 +85,26 @@ def name_day(context: Mapping[str, Any]) -> str:
     if not timetable.periodic:
         return ""
     try:
-        day = dt.datetime.strptime(text, "%Y-%m-%d").date()
-    except ValueError:
+        day = dt.datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=dt.UTC)
+        last = day + dt.timedelta(days=41)
+    except (ValueError, OverflowError):
         raise InvalidInput(
             f"params.day is {text[:40]!r}; write a date such as '2026-01-31'"
         ) from None
+    if _counts_from_start(dag, day):
+        raise InvalidInput(
+            f"params.day is {text!r}, and the schedule {timetable.summary} counts from its first run, so the day's run is "
+            "unknown; write the schedule as cron, such as '0 3 * * *'"
+        )
     names = []
-    runs, _ = list_runs(dag, dt.datetime(day.year, day.month, day.day, tzinfo=dt.UTC), None)
-    for run in runs():
+    for run in _timetable_runs(dag, day):
         start = run.variables.get("data_interval_start")
-        if run.when.date() > day + dt.timedelta(days=40) or (start and start.date() > day):
+        if run.when >= last or (start and start.date() > day.date()):
             break
-        names += [run.occurrence] if start and start.date() == day else []
+        names += [run.occurrence] if start and start.date() == day.date() else []
     if len(names) != 1:
         raise InvalidInput(
-            f"params.day is {str(day)!r}, and the schedule {timetable.summary} has {len(names)} runs of that day; name "
+            f"params.day is {text!r}, and the schedule {timetable.summary} has {len(names)} runs of that day; name "
             "a day with one run, or write blocks by data_interval_start and run a backfill"
         )
     return names[0]
@@ -206,37 +211,21 @@ def core_timetable(dag: Any) -> Any:
 def list_runs(
     dag: Any, start: dt.datetime | None, every: dt.timedelta | None
 ) -> tuple[Callable[[], Iterator[Run]], str]:
-    """The runs of a DAG and, in words, when they happen."""
+    """The runs of a DAG from ``start`` on, by default its own start date, and, in words, when they happen."""
     import pendulum
-    from airflow.timetables.base import TimeRestriction
 
     from dpflow.engine.planning.simulate import span_text
 
-    timetable = core_timetable(dag)
     first = pendulum.instance(start or dag.start_date or dt.datetime.now(dt.UTC))
-    last = pendulum.instance(dag.end_date) if dag.end_date else None
-    # As if nothing had been skipped: catchup gives every interval since the start.
-    restriction = TimeRestriction(earliest=first, latest=last, catchup=True)
-
-    def next_run(info: Any) -> Any:
-        if hasattr(timetable, "next_dagrun_info_v2"):
-            return timetable.next_dagrun_info_v2(last_dagrun_info=info, restriction=restriction)
-        # Airflow 3.1
-        return timetable.next_dagrun_info(
-            last_automated_data_interval=info and info.data_interval, restriction=restriction
-        )
 
     def timetable_runs() -> Iterator[Run]:
-        info = None
-        while True:
-            following = next_run(info)
-            # A timetable that does not move on would never end.
-            if following is None or (info is not None and following.run_after <= info.run_after):
-                return
-            info = following
-            yield _make_run(
-                dag, info.run_after, info.data_interval, getattr(info, "partition_key", None)
+        # A later start leaves runs out, and moves none.
+        if start and dag.start_date and dag.start_date < start and _counts_from_start(dag, start):
+            runs = _timetable_runs(dag, dag.start_date)
+            return itertools.dropwhile(
+                lambda run: run.variables.get("data_interval_start", run.when) < start, runs
             )
+        return _timetable_runs(dag, first)
 
     def manual_runs() -> Iterator[Run]:
         for number in itertools.count() if every else (0,):
@@ -244,8 +233,50 @@ def list_runs(
 
     # A timetable without runs belongs to a DAG that people start.
     if next(timetable_runs(), None) is not None:
-        return timetable_runs, str(timetable.summary)
+        return timetable_runs, str(core_timetable(dag).summary)
     return manual_runs, f"every {span_text(every)} (assumed)" if every else "by hand"
+
+
+def _timetable_runs(dag: Any, start: dt.datetime, *, ends: bool = True) -> Iterator[Run]:
+    """The runs that a DAG's timetable has from a date on, past its end date unless it ``ends``."""
+    import pendulum
+    from airflow.timetables.base import TimeRestriction
+
+    timetable = core_timetable(dag)
+    last = pendulum.instance(dag.end_date) if dag.end_date and ends else None
+    # As if nothing had been skipped: catchup gives every interval since the start.
+    restriction = TimeRestriction(earliest=pendulum.instance(start), latest=last, catchup=True)
+    info = None
+    while True:
+        if hasattr(timetable, "next_dagrun_info_v2"):
+            following = timetable.next_dagrun_info_v2(
+                last_dagrun_info=info, restriction=restriction
+            )
+        else:  # Airflow 3.1
+            following = timetable.next_dagrun_info(
+                last_automated_data_interval=info and info.data_interval, restriction=restriction
+            )
+        # A timetable that does not move on would never end.
+        if following is None or (info is not None and following.run_after <= info.run_after):
+            return
+        info = following
+        yield _make_run(
+            dag, info.run_after, info.data_interval, getattr(info, "partition_key", None)
+        )
+
+
+def _counts_from_start(dag: Any, start: dt.datetime) -> bool:
+    """Whether a DAG's runs count from a first one, such as those of a `timedelta`, so that another start moves them:
+    which run was first depends on edits, pauses and backfills, and no DAG file says it.
+    """
+    odd = start + dt.timedelta(hours=7, minutes=11, seconds=13)
+    moved = next(_timetable_runs(dag, odd, ends=False), None)
+    if moved is None:
+        return False
+    runs = itertools.dropwhile(
+        lambda run: run.when < moved.when, _timetable_runs(dag, start, ends=False)
+    )
+    return next(runs, moved).when != moved.when
 
 
 def _make_run(dag: Any, when: Any, interval: Any, partition_key: str | None) -> Run:

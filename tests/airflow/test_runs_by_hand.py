@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,7 +13,7 @@ import pytest
 from airflow_runs import run_dag
 from airflow_tasks import DAY, context, make_release
 
-from dpflow.airflow.run_names import name_day, name_run
+from dpflow.airflow.run_names import list_runs, name_day, name_run
 from dpflow.airflow.task_context import AirflowFailException
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
@@ -134,6 +136,51 @@ def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> 
     for text in ("2020-02-29T00:00:00", "20200229", "2020-02-30") if schedule else ():
         with pytest.raises(InvalidInput, match="write a date such as"):
             name_day(named | {"params": {"day": text}})
+
+
+def delta(name: str) -> Any:
+    from airflow.timetables import interval, trigger
+
+    day = dt.timedelta(days=1)
+    made = {
+        "intervals": lambda: interval.DeltaDataIntervalTimetable(day),
+        "triggers": lambda: trigger.DeltaTriggerTimetable(day, interval=day),
+    }
+    return made.get(name, lambda: day)()
+
+
+@pytest.mark.parametrize("name", ["timedelta", "intervals", "triggers"])
+def test_a_schedule_that_counts_from_its_first_run_names_no_day(name: str) -> None:
+    """Its run of a day was named from midnight, and the schedule's from its start: the day was charged and drawn twice.
+    A plan from a later date has the runs that the schedule has.
+    """
+    from airflow.sdk import DAG
+
+    dag = DAG("d", schedule=delta(name), start_date=dt.datetime(2020, 1, 1, 3, tzinfo=dt.UTC))
+    for day in ("2020-01-01", "2020-01-03"):
+        with pytest.raises(
+            InvalidInput, match="counts from its first run.*write the schedule as cron"
+        ):
+            name_day({"dag": dag, "params": {"day": day}})
+    whole, later = (
+        [run.occurrence for run in itertools.islice(list_runs(dag, start, None)[0](), 4)]
+        for start in (None, dt.datetime(2020, 1, 2, tzinfo=dt.UTC))
+    )
+    skipped = 2 if name == "triggers" else 1
+    assert whole[skipped:] == later[: 4 - skipped] and "T03:00" in later[0]
+
+
+def test_a_day_that_the_schedule_never_reaches_is_refused() -> None:
+    """Also where the param's default names it, and at the end of the calendar."""
+    from airflow.sdk import DAG
+
+    begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 20))
+    for day in ("2020-02-01", "9999-12-31"):
+        dag = DAG(
+            "d", schedule=cron("0 3 * * *"), start_date=begin, end_date=end, params={"day": day}
+        )
+        with pytest.raises(InvalidInput, match="params.day is"):
+            name_day({"dag": dag, "params": {"day": day}})
 
 
 def test_an_error_names_the_block_and_the_interval(tiny: Tiny, airflow_home: None) -> None:
