@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dpflow_interior_point import plugin
+from dpflow_interior_point.mechanisms.interior_point import InteriorPoint
 
 from dpflow.registry import Registry
 from dpflow.testing.conformance import Check, Example
 from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE
+from dpflow.testing.generated_checks import guarantee_holds_on_generated_tables
+from dpflow.testing.harness import spend_effort
 from dpflow.testing.pytest_plugin import parametrize_with_checks
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
@@ -50,9 +53,22 @@ EXAMPLES = {
 }
 
 
+#: Both its sample and that of `approximate_median` end with a pair of 1,001 keys, which takes seconds: one is enough.
+SAMPLED = ("interior_point: guarantee_holds_on_generated_tables",)
+
+
 @parametrize_with_checks(
-    list(Registry({"points": plugin}).mechanisms.values()), EXAMPLES, slow_audits=True
+    list(Registry({"points": plugin}).mechanisms.values()),
+    EXAMPLES,
+    slow_audits=True,
+    slow=SAMPLED,
 )
 def test_mechanism_conforms(check: Check) -> None:
     """The mechanism keeps the rule that the check's docstring states."""
     check.run()
+
+
+def test_the_interior_point_keeps_its_guarantee_on_generated_tables() -> None:
+    """Half of the sample: tiny tables, and the most distant neighbours of a plain plan."""
+    with spend_effort(1 / 128):
+        guarantee_holds_on_generated_tables(InteriorPoint())
