@@ -74,6 +74,7 @@ class RangeCases(Sequence[Case]):
         self._mechanism, self._bases = mechanism, _list_bases(mechanism, examples)
         axes = _list_axes(mechanism, self._bases) if self._bases else {}
         self._changes = [*_list_changes(axes)] if self._bases else []
+        self._tried: dict[int, tuple[Case, object] | None] = {}
         self._cases = Made(self._make_cases())
 
     def __iter__(self) -> Iterator[Case]:
@@ -103,6 +104,12 @@ class RangeCases(Sequence[Case]):
                     yield case
 
     def _make_case(self, number: int, changes: Sequence[Change]) -> tuple[Case, object] | None:
+        """Once for all checks: some mechanisms take thousands of plans to find that none holds."""
+        if number not in self._tried:
+            self._tried[number] = self._try_bases(number, changes)
+        return self._tried[number]
+
+    def _try_bases(self, number: int, changes: Sequence[Change]) -> tuple[Case, object] | None:
         """On the first base that these changes suit."""
         for turn in range(len(self._bases)):
             # The plain plan is the base of single changes; mixed ones take all in turn.
