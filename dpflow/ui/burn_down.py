@@ -111,16 +111,14 @@ def burn_down(budget: BudgetState, today: dt.date) -> BurnDown:
     days = {dt.date.fromisoformat(day): cost for day, cost in sorted(budget.daily.items())}
     # Clocks differ: a charge may be dated after this machine's day.
     today, period = max([today, *days]), budget.scope.filter.period
-    # Backwards from what the ledger says now: a recovery may have taken over charges without a day.
-    after, points = budget.spent, []
-    for day in reversed(days):
-        points.append((day, 1 - budget.scope.used_share(after)))
-        after = _subtract(after, days[day])
-    first = min(days, default=today)
+    # Forwards: a sum that is held at its largest has forgotten what it was before.
+    first, spent = min(days, default=today), Cost()
     # The end of the day before: a first day with all charges is a fall from there.
-    start = (first - dt.timedelta(days=1), 1 - budget.scope.used_share(after))
-    now = (today, 1 - budget.scope.used_share(budget.spent))
-    points = [start, *reversed(points), now]
+    points = [(first - dt.timedelta(days=1), 1 - budget.scope.used_share(spent))]
+    for day, cost in days.items():
+        spent += cost
+        points.append((day, 1 - budget.scope.used_share(spent)))
+    points.append((today, 1 - budget.scope.used_share(budget.spent)))
     end, sentence = _forecast_end(points, first, today)
     if period is not None:
         renews = next_start(period, today)
@@ -150,14 +148,6 @@ def _forecast_end(
         return None, f"At the pace of the last {WINDOW} days it lasts for more than ten years."
     end = today + dt.timedelta(days=days)
     return end, f"At the pace of the last {WINDOW} days it is used up on {end}."
-
-
-def _subtract(total: Cost, part: Cost) -> Cost:
-    return Cost(
-        max(total.epsilon - part.epsilon, 0),
-        max(total.delta - part.delta, 0),
-        max(total.renyi - part.renyi, 0),
-    )
 
 
 def describe_event(event: dict[str, Any]) -> str:

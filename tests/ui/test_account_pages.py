@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from dataclasses import asdict
+from fractions import Fraction
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from dpflow.core.accounting.events import ZCDP
 from dpflow.engine.releases.reconcile import reconcile
+from dpflow.ledger import BudgetView
+from dpflow.ledger.history import chain
 from dpflow.ui import account_pages
+from dpflow.ui.burn_down import burn_down
 from dpflow.ui.visit import Host
 
 if TYPE_CHECKING:
@@ -49,6 +56,33 @@ def test_a_statement_is_that_of_the_command(
     assert f"dpflow ledger statement {scope}" in page and "not verified" in page
     is_cut = size < len(books.ledger.statement(scope).lines)
     assert ("Earlier lines are left out" in page) == is_cut
+
+
+@pytest.mark.parametrize("size", [50, 2])
+def test_pages_count_past_a_sum_that_is_held(
+    books: Books, visit: Any, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """A release without an epsilon holds the sum of epsilons at its largest. Lines and days before it were counted back
+    from there: nothing was left of epsilon, and all of the budget.
+    """
+    books.ledger.grant(
+        "clinic", 2, "1e-6", table=None, filter="hybrid", protects="rows", principal="owner"
+    )
+    for day, cost in ((1, "0.2"), (2, "0.2"), (3, ZCDP(Fraction(1, 10**4))), (4, "0.1")):
+        noon = dt.datetime(2126, 1, day, 12, tzinfo=dt.UTC).timestamp()
+        monkeypatch.setattr(chain, "time", SimpleNamespace(time=lambda noon=noon: noon))
+        books.release("clinic", f"day {day}", cost)
+    test_a_statement_is_that_of_the_command(books, visit, monkeypatch, "clinic", size)
+    view = BudgetView(books.place)
+    view.catch_up()
+    budget = view.budget("clinic", "")
+    points = dict(burn_down(budget, dt.date(2126, 1, 4)).points)
+    before = books.ledger.statement("clinic").lines[-3]
+    left = [points[dt.date(2126, 1, day)] for day in (1, 2, 3, 4)]
+    assert left[1] == pytest.approx(float(before.left_epsilon) / 2, abs=1e-4)
+    assert left == sorted(left, reverse=True) and left[3] == 1 - budget.scope.used_share(
+        budget.spent
+    )
 
 
 def test_a_grant_in_between_and_other_peoples_dags(books: Books, visit: Any) -> None:

@@ -97,7 +97,7 @@ class BudgetState:
         block: of a quota that refreshes its period, and the block behind a slash.
         spent: all that was charged, what is reserved among it.
         reserved: charged for releases that have no result yet.
-        daily: by day (UTC), what was charged.
+        daily: by day (UTC), what was charged, as of `add_exactly`.
     """
 
     scope: Scope
@@ -379,8 +379,8 @@ class BudgetView:
             visible = index.find_charges(name, dags, 2**62, limit + 1)
             grants = find_entries(transaction, [seq] if seq == cut else [])
             accounts = transaction.rows(_BLOCKS_OF, scope=name)
+            sums = {row.block: index.sum_exactly(name, row.block) for row in accounts}
             states = {row.id: row.state for row in _find_releases(transaction, charged)}
-        sums = {row.block: _read_cost(row) for row in accounts}
         entries = map(Entry.read_row, [*grants, *charged[::-1]])
         return read_newest(scope, sums, entries, states, {*visible}, limit)
 

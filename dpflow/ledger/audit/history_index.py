@@ -8,18 +8,19 @@ numbers of entries, names and privacy costs: about 30 bytes an entry.
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import heapq
 import itertools
 from array import array
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 from dpflow.core.accounting.privacy_filters import Cost
 from dpflow.ledger.audit.release_state import read_body
-from dpflow.ledger.audit.statement import subtract_cost
+from dpflow.ledger.audit.statement import add_exactly
 from dpflow.ledger.books.records import path_of
 from dpflow.ledger.history.chain import is_changed
 
@@ -133,7 +134,7 @@ class HistoryIndex:
         day = dt.date.fromisoformat(row.at[:10]).isoformat()
         for at, block, cost in charges:
             days = self._spend.setdefault((at, block), {})
-            days[day] = days.get(day, Cost()) + cost
+            days[day] = add_exactly(days.get(day, Cost()), cost)
         _append(self._charges, (row.scope, dag_id), row.seq)
         return dag_id
 
@@ -141,8 +142,9 @@ class HistoryIndex:
         """Count what lost entries had spent to the day of the recovery."""
         for at, block, *units in spent:
             days = self._spend.setdefault((at, block), {})
-            day, before = row.at[:10], sum(days.values(), Cost())
-            days[day] = days.get(day, Cost()) + subtract_cost(Cost(*units), before)
+            day, before = row.at[:10], self.sum_exactly(at, block)
+            rest = map(max, astuple(add_exactly(Cost(*units), before, -1)), (0, 0, 0))
+            days[day] = add_exactly(days.get(day, Cost()), Cost(*rest))
 
     def _add_decision(self, row: Any) -> None:
         body = read_body(row)
@@ -190,8 +192,12 @@ class HistoryIndex:
         return sums
 
     def daily_spend(self, scope: str, block: str) -> dict[str, Cost]:
-        """By day (UTC), what a block of a scope paid."""
+        """By day (UTC), what a block of a scope paid, as of `add_exactly`."""
         return self._spend.get((scope, block), {})
+
+    def sum_exactly(self, scope: str, block: str) -> Cost:
+        """What a block of a scope paid, as of `add_exactly`."""
+        return functools.reduce(add_exactly, self.daily_spend(scope, block).values(), Cost())
 
     def list_tasks(self, dag_id: str) -> Collection[str]:
         """The tasks of a DAG that charged anything."""

@@ -184,7 +184,7 @@ def read_newest(
     """The newest lines of a statement, counted back from what is spent now.
 
     Args:
-        sums: what each account has spent.
+        sums: what each account has spent, as of `add_exactly`.
         entries: in their order, the grant that gave the scope its terms, and the newest that charged it since,
             one more than the limit; none before a loss.
         states: of the releases.
@@ -194,8 +194,9 @@ def read_newest(
     for entry in newest:
         for at, block, *units in entry.body.get("charges", ()):
             if at == scope.scope:
-                opening[block] = subtract_cost(opening.get(block, Cost()), Cost(*units))
-    reader = StatementReader(scope.scope, None, None, opening=opening, rule=scope.filter)
+                opening[block] = add_exactly(opening.get(block, Cost()), Cost(*units), -1)
+    held = {block: Cost() + cost for block, cost in opening.items()}
+    reader = StatementReader(scope.scope, None, None, opening=held, rule=scope.filter)
     reader.add_entries(newest)
     lines = [
         replace(line, state=states.get(line.release_id, line.state))
@@ -215,6 +216,11 @@ def table_of_totals(
         names = names[:5]
     heads = [name.replace("sum_", "in all blocks: ") for name in names[1:]]
     return [by, *heads], [[getattr(total, name) for name in names] for total in totals]
+
+
+def add_exactly(total: Cost, cost: Cost, sign: int = 1) -> Cost:
+    """A sum, or with sign -1 a difference, that is not held at `SATURATED`, so that it can be counted back."""
+    return Cost(*(a + sign * b for a, b in zip(astuple(total), astuple(cost), strict=True)))
 
 
 def subtract_cost(larger: Cost, smaller: Cost) -> Cost:
