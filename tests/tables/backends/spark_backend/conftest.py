@@ -6,11 +6,13 @@ import itertools
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
 from duckdb_files import duckdb_file, load_texts
+from raw_backends import keep_answers
 from spark_servers import declare_source
 
 from checks.spark_cluster import SparkCluster, run_cluster
@@ -116,6 +118,17 @@ def fetch_and_cancel() -> Callable[[PrivateTable], Callable[..., Any]]:
         return fetch_one
 
     return cancel_table
+
+
+@pytest.fixture
+def steady_files() -> Iterator[None]:
+    """Each folder is listed once, for tests that change no file of a table that they have asked: to list it takes a third of
+    an answer's time.
+    """
+    with ExitStack() as closing:
+        keep_answers(closing, spark_sources, "_read_text_types")
+        keep_answers(closing, spark_connection.SparkConnection, "list_files")
+        yield
 
 
 @pytest.fixture

@@ -26,6 +26,8 @@ from dpflow.errors import PlanRefused
 from dpflow.tables.backends.spark_backend import hash_bounding
 from dpflow.tables.private import PrivateTable
 
+pytestmark = pytest.mark.usefixtures("steady_files")
+
 KINDS = {"u": "INTEGER", "k": "VARCHAR", "v": "DOUBLE", "d": "DATE"}
 KEYS = ("it's", "a;t1:b", "ü")
 JANUARY = dt.date(2020, 1, 1)

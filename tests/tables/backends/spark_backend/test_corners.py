@@ -10,7 +10,10 @@ from corner_mechanisms import audit_mechanism, list_mechanisms
 from corner_tables import Corner, Store, all_corners
 
 #: A warning goes to a stream, and a row would have caused it.
-pytestmark = pytest.mark.filterwarnings("error::RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::RuntimeWarning"),
+    pytest.mark.usefixtures("steady_files"),
+]
 
 #: Types that Spark has, without times, whose ends servers read in several ways.
 KINDS = ("TINYINT", "INTEGER", "BIGINT", "DECIMAL(18,9)", "DOUBLE", "BOOLEAN")

@@ -16,6 +16,8 @@ from dpflow.tables.backends.spark_backend import (
     verified_columns,
 )
 
+pytestmark = pytest.mark.usefixtures("steady_files")
+
 #: What Parquet does not have as DuckDB has it.
 PART = ("TIME", "TIMESTAMP_MS", "INTERVAL", "JSON", "BIT", "MAP(VARCHAR, INTEGER)", "UHUGEINT")
 

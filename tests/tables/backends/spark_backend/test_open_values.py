@@ -16,6 +16,8 @@ from dpflow.core.contract.requests import CellGrid, UnboundedValues
 from dpflow.errors import PlanRefused, TableUnreadable
 from dpflow.tables.private import PrivateTable
 
+pytestmark = pytest.mark.usefixtures("steady_files")
+
 Declare = Callable[..., PrivateTable]
 VALUES = {
     "TINYINT": ["-128", "127", "3"],

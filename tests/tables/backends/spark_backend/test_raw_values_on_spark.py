@@ -87,6 +87,7 @@ def test_size() -> None:
 
 
 @pytest.mark.parametrize("count", [20, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.usefixtures("steady_files")
 def test_random_conditions(count: int, spark_server: str, tmp_path: Path) -> None:
     """Which rows fulfil one is the same on Spark and in a DuckDB file."""
     if count > 20 and IS_CLUSTER:

@@ -27,6 +27,8 @@ from dpflow.tables.backends.spark_backend import hash_bounding
 from dpflow.tables.backends.spark_backend.spark_connection import SparkConnection
 from dpflow.tables.private import PrivateTable
 
+pytestmark = pytest.mark.usefixtures("steady_files")
+
 Declare = Callable[..., PrivateTable]
 KINDS = {"u": "INTEGER", "a": "VARCHAR", "b": "VARCHAR", "n": "INTEGER", "v": "DOUBLE"}
 TEXTS = ['x"y', "x", "", ";t1:x", "ü\\", "a,b"]
