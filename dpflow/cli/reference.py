@@ -100,12 +100,13 @@ def _list_rows(registry: Registry) -> Iterator[dict[str, Any]]:
 
 
 def _describe_estimator(estimator: Estimator, origin: str) -> dict[str, Any]:
-    if estimator.range is None:
+    ends = estimator.find_range({})
+    if ends is None:
         span = "none; a metric may give one"
-    elif estimator.range == "column":
+    elif ends == "column":
         span = "the first column's bounds"
     else:
-        span = " to ".join(f"{end:.6g}" for end in estimator.range)
+        span = " to ".join(f"{end:.6g}" for end in ends)
     return {
         "name": estimator.name,
         "job": "estimators",

@@ -8,7 +8,7 @@ the query.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from fractions import Fraction
 from typing import Any
 
@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.estimators import Better, Estimator, FromMoments, Rows, Subject
+from dpflow.errors import InvalidInput
 
 Floats = NDArray[np.float64]
 
@@ -70,6 +71,17 @@ def _log_losses(rows: Rows, subject: Subject) -> Floats:
     p = np.clip(_score_rows(rows, subject), floor, 1 - floor)
     losses: Floats = -np.where(truth, np.log(p), np.log1p(-p))
     return losses
+
+
+def _log_loss_range(options: Mapping[str, Fraction]) -> tuple[float, float]:
+    floor = options["floor"]
+    # Below, 1 - floor is no longer a double of its own.
+    if not Fraction(1, 10**15) <= floor < Fraction(1, 2):
+        raise InvalidInput(
+            f"floor of log_loss is the least probability that a loss is taken of, not {float(floor):g}; give one from 1e-15 to "
+            f"below 0.5"
+        )
+    return 0.0, -math.log(floor)
 
 
 def _area_under_curve(rows: Rows, subject: Subject) -> float:
@@ -205,7 +217,7 @@ SCORES = (
         1.0,
         _log_losses,
         "lower",
-        range=(0.0, -math.log(FLOOR)),
+        range=_log_loss_range,
         options={"floor": FLOOR},
         label="binary",
     ),

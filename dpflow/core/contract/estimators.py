@@ -90,7 +90,7 @@ class Metric(Params):
 
     ``estimator``: a name, or SQL, which has range, default and direction in itself. ``options``: of
     a named estimator. ``better``: ``higher`` or ``lower``; the named estimator's own if left out.
-    ``range``: [low, high], to which a group's number is clamped; the estimator's own if left out.
+    ``range``: [low, high], to which numbers of rows and groups are clamped; the estimator's own if left out.
     ``default``: the number of a group without rows or on which it fails; the estimator's own if
     left out. ``label``: the one column that all candidates
     predict; `gate` needs it for a metric of pairs of rows, such as auc. Written as a name alone it leaves all of them out.
@@ -214,8 +214,8 @@ class Estimator:
     Attributes:
         better: whether higher or lower numbers of it are better; a gate refuses claims that are too
         good.
-        range: [low, high] of what it gives, "column" for the bounds of its first column, or None if
-        it has none of its own.
+        range: [low, high], to which its numbers are clamped, and of a mean over rows each score; "column" for the
+        bounds of its first column, a function from options to [low, high], or None if it has none of its own.
         row_scores: for a mean of one score for each row, these scores; the function may then be
         left out.
         pair_scores: for a mean over pairs of a positive row, whose label is 1, and a negative one, each
@@ -239,7 +239,12 @@ class Estimator:
     columns: int = 1
     moments: FromMoments | None = None
     better: Better = field(kw_only=True)
-    range: tuple[float, float] | Literal["column"] | None = field(default=None, kw_only=True)
+    range: (
+        tuple[float, float]
+        | Literal["column"]
+        | Callable[[Mapping[str, Fraction]], tuple[float, float]]
+        | None
+    ) = field(default=None, kw_only=True)
     row_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
     pair_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)
     skips_missing: bool = field(default=False, kw_only=True)
@@ -252,6 +257,12 @@ class Estimator:
             raise ValueError(f"estimator {self.name!r}: better is higher or lower")
         if self.pair_scores is not None and (self.better, self.range) != ("higher", (0, 1)):
             raise ValueError(f"estimator {self.name!r}: of pairs higher is better, in range (0, 1)")
+
+    def find_range(
+        self, options: Mapping[str, Fraction]
+    ) -> tuple[float, float] | Literal["column"] | None:
+        """`range` with these options. Raises `InvalidInput` for options that it cannot have."""
+        return self.range({**self.options, **options}) if callable(self.range) else self.range
 
     def fill_options(self, query: EstimatorQuery) -> dict[str, Fraction]:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything

@@ -339,7 +339,7 @@ def _range_width(wishes: GateWishes, registry: Registry) -> float:
     if isinstance(metric.estimator, SqlEstimator):
         ends = metric.estimator.range
     elif ends is None:
-        ends = registry.find_estimator(metric.estimator).range
+        ends = registry.find_estimator(metric.estimator).find_range(metric.options)
     if ends is None or ends == "column":
         raise PlanRefused(
             "the metric has no range, so no tolerance is a part of it; give it range: [low, high]"

@@ -15,13 +15,14 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.estimators import Estimator, Metric, Rows, Subject
+from dpflow.core.contract.estimators import Estimator, FromMoments, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
 from dpflow.engine.releases.grid_check import find_rounded
 from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
@@ -166,37 +167,67 @@ def find_worst(estimator: Estimator, span: tuple[float, float] | None, *, lower:
     return span[1] if lower else span[0]
 
 
-def fix_range(estimator: Estimator, metric: Metric) -> Estimator:
-    """An estimator within the range of a metric."""
-    if metric.range is None:
-        return estimator
-    low, high = map(float, metric.range)
-    scores, function = estimator.row_scores, estimator.function
+def clamp_numbers(
+    estimator: Estimator, span: tuple[float, float], columns: Sequence[str], table: Table
+) -> Estimator:
+    """An estimator whose numbers, and of a mean over rows each score, are within a range, whatever it computes.
+
+    A number that is not finite stays one, for there it fails.
+    """
+    scores, function, moments = estimator.row_scores, estimator.function, estimator.moments
+
+    def clamp(numbers: Any) -> NDArray[np.float64]:
+        numbers = np.asarray(numbers, dtype=float)
+        clamped: NDArray[np.float64] = np.where(
+            np.isfinite(numbers), np.clip(numbers, *span), np.nan
+        )
+        return clamped
 
     def clamp_scores(rows: Rows, subject: Subject) -> NDArray[np.float64]:
         assert scores is not None
-        return np.clip(scores(rows, subject), low, high)
+        return clamp(scores(rows, subject))
 
     def clamp_estimate(rows: Rows, subject: Subject) -> float:
         value = function(rows, subject) if scores is None else clamp_scores(rows, subject).mean()
-        return float(np.clip(value, low, high))
+        return float(clamp(value))
 
-    # Sums in the database are of values that no range has clamped.
+    # Sums in the database are of scores that nothing has clamped.
+    if moments is not None and (scores is None or _sums_stay_within(moments, span, columns, table)):
+        sums = moments.function
+        moments = replace(moments, function=lambda measures: clamp(sums(measures)))
+    else:
+        moments = None
     return replace(
         estimator,
         function=clamp_estimate,
         row_scores=None if scores is None else clamp_scores,
-        range=(low, high),
-        moments=None,
+        range=span,
+        moments=moments,
     )
 
 
+def _sums_stay_within(
+    moments: FromMoments, span: tuple[float, float], columns: Sequence[str], table: Table
+) -> bool:
+    """Whether a mean as a function of sums is in its range for each single row that the columns' bounds allow."""
+    column = table.column(columns[0])
+    if column.lower is None or column.upper is None:
+        return False
+    ends = [float(column.lower), float(column.upper)]
+    row = {"n": np.ones(4), "x": np.repeat(ends, 2), "equal": np.array([0.0, 1.0, 0.0, 1.0])}
+    if not row.keys() >= set(moments.measures):
+        return False
+    values = moments.estimate_groups(row, np.inf)
+    return bool(((span[0] <= values) & (values <= span[1])).all())
+
+
 def score_range(
-    estimator: Estimator, columns: Sequence[str], table: Table
+    estimator: Estimator, options: Mapping[str, Fraction], columns: Sequence[str], table: Table
 ) -> tuple[float, float] | None:
-    """[low, high] of an estimator's numbers on these columns, if it has one."""
-    if estimator.range != "column":
-        return estimator.range
+    """[low, high] of an estimator's numbers with these options on these columns, if it has one."""
+    span = estimator.find_range(options)
+    if span != "column":
+        return span
     column = table.column(columns[0])
     if column.lower is None or column.upper is None:
         return None

@@ -36,9 +36,9 @@ from dpflow.core.toolbox.pair_counts import count_pairs
 from dpflow.engine.releases.plan import Plan, digest
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.engine.sessions.group_scores import (
+    clamp_numbers,
     exact_sums,
     find_worst,
-    fix_range,
     group_values,
     predicted_values,
     score_range,
@@ -128,6 +128,7 @@ class ScoreReaders:
                 f"{self._plan.request.name} compares candidates by a metric without a range, so one unit may decide everything; "
                 f"open a session whose metric has range: [low, high]"
             )
+        _require_same_range(mine.span, theirs.span)
         sign, width = -1.0 if mine.lower_is_better else 1.0, mine.span[1] - mine.span[0]
         return lambda: PerGroup(sign * (mine.read() - theirs.read()), units=count(), width=width)
 
@@ -151,6 +152,7 @@ class ScoreReaders:
             asked = query.model_copy(update={"columns": champion.submission.columns})
             theirs = self._share_reader(of_theirs, asked, champion)
             theirs = self._remember_values(theirs, of_theirs, asked, champion)
+            _require_same_range(span, theirs.span)
         readers = [mine] if theirs is None else [mine, theirs]
         sign = -1.0 if mine.lower_is_better else 1.0
 
@@ -202,8 +204,7 @@ class ScoreReaders:
         private.check_request(statistic, blocks)
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_shares(query, query.estimator, candidate)
-        estimator, subject, default, lower = self._named_subject(query, candidate)
-        span = score_range(estimator, query.columns, self._plan.table)
+        estimator, subject, default, lower, span = self._named_subject(query, candidate)
         scored = (blocks, estimator, subject)
         read: Callable[..., NDArray[np.float64]]
         needed: Sequence[str]
@@ -280,11 +281,10 @@ class ScoreReaders:
         blocks, secret = self._plan.request.blocks, self._secret()
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_reader(statistic, query, query.estimator, candidate, secret)
-        estimator, subject, default, lower = self._named_subject(query, candidate)
+        estimator, subject, default, lower, span = self._named_subject(query, candidate)
         self._private.check_request(
             exact_sums(self._private, statistic, estimator) or statistic, blocks
         )
-        span = score_range(estimator, query.columns, self._plan.table)
         of_rows = span if estimator.row_scores is not None else None
         needed = query.columns if estimator.model else query.columns[: estimator.columns]
         return GroupReader(
@@ -314,9 +314,9 @@ class ScoreReaders:
 
     def _named_subject(
         self, query: EstimatorQuery, candidate: Candidate | None
-    ) -> tuple[Estimator, Subject, float, bool]:
-        """A named estimator within the metric's range, what it looks at, its default, and whether
-        lower is better.
+    ) -> tuple[Estimator, Subject, float, bool, tuple[float, float] | None]:
+        """A named estimator, what it looks at, its default, whether lower is better, and the range of the metric, or
+        else its own, within which all its numbers are.
         """
         assert isinstance(query.estimator, str)
         estimator = self._registry.find_estimator(query.estimator)
@@ -341,22 +341,29 @@ class ScoreReaders:
                 candidate.rival,
             )
         given = query.default
-        metric, lower = self.metric, estimator.better == "lower"
+        metric, lower, table = self.metric, estimator.better == "lower", self._plan.table
+        span = score_range(estimator, options, query.columns, table)
         if metric is not None:
             if metric.label not in (None, subject.label):
                 raise PlanRefused(
                     f"candidates predict {subject.label or 'nothing'}, and the session's metric is of label {metric.label}"
                 )
             lower = (metric.better or estimator.better) == "lower"
-            estimator, given = fix_range(estimator, metric), metric.default
+            given = metric.default
+            span = (
+                span if metric.range is None else (float(metric.range[0]), float(metric.range[1]))
+            )
+        if span is not None:
+            estimator = clamp_numbers(estimator, span, query.columns, table)
         if given is not None:
             default = float(given)
         elif metric is None and not estimator.model:
             default = estimator.default
         else:
-            span = score_range(estimator, query.columns, self._plan.table)
             default = find_worst(estimator, span, lower=lower)
-        return estimator, subject, default, lower
+        if metric is not None and span is not None:
+            default = min(max(default, span[0]), span[1])
+        return estimator, subject, default, lower, span
 
     def _unit_counter(
         self, columns: Sequence[str], span: tuple[float, float] | None, *, skips_missing: bool
@@ -426,6 +433,17 @@ def _require_possible_claim(query: EstimatorQuery, span: tuple[float, float]) ->
     if query.better_by > high - low:
         raise InvalidInput(
             f"nothing is better by more than the metric's range [{span[0]:g}, {span[1]:g}]; take a smaller better_by"
+        )
+
+
+def _require_same_range(
+    mine: tuple[float, float] | None, theirs: tuple[float, float] | None
+) -> None:
+    """Raises `PlanRefused` for columns of two candidates whose numbers are parts of different ranges."""
+    if mine != theirs:
+        raise PlanRefused(
+            "the columns of candidate and champion are declared with different bounds, so no range holds the numbers of both; "
+            "declare the same, or open a session whose metric has range: [low, high]"
         )
 
 
