@@ -82,6 +82,9 @@ class MemoryRegistry:
     def find_champion(self) -> Champion | None:
         return self.champion
 
+    def find_missing(self) -> None:
+        return None
+
     def was_promoted(self, digest: str, session: str) -> bool:
         return (digest, session) in self.promoted
 

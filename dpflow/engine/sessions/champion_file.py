@@ -68,6 +68,10 @@ class ChampionFile:
         content = self._read()
         return _describe(content, content["champion"])
 
+    def find_missing(self) -> Path | None:
+        """The file, where it is missing: it may have been deleted, or left out of a checkout."""
+        return None if self._file.exists() else self._file
+
     def find_replaced(self) -> Champion | None:
         """The version that the champion replaced."""
         content = self._read()
@@ -128,6 +132,11 @@ class ChampionFile:
         try:
             with lock.open("w") as held:
                 fcntl.flock(held, fcntl.LOCK_EX)
+                if seen is not None and self.find_missing():
+                    raise NotPublished(
+                        f"{self._file} was deleted while the gate compared; what the gate said is stored, so restore the file and "
+                        f"submit the same again, which costs nothing"
+                    )
                 content = self._read()
                 if _describe(content, content["champion"]) != seen:
                     return False

@@ -67,6 +67,11 @@ class Promotes(Protocol):
     def find_champion(self) -> Champion | None:
         """The promoted version, or None."""
 
+    def find_missing(self) -> Path | None:
+        """The file that would say which one is promoted, where there is none; None for what refuses by itself
+        where its champion was lost.
+        """
+
     def was_promoted(self, digest: str, session: str) -> bool:
         """Whether the alias once pointed at this candidate, on a verdict of this session."""
 
@@ -128,6 +133,7 @@ def judge(
     """
     if promoter is not None:
         require_metrics([session.plan])
+        _require_kept(session, promoter)
     parsed = parse_submission(session, submission, promoter)
     candidate = _load_public(session, parsed)
     # Said with every verdict, also with one that was never given.
@@ -147,6 +153,18 @@ def judge(
         proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
         action = _promote(session, candidate, promoter, record | proof)
     return {**about, **action, **record, **answer}
+
+
+def _require_kept(session: Session, promoter: Promotes) -> None:
+    """Raises `InvalidInput` where a session compared candidates with a champion whose file is missing: the next one
+    would be called the first.
+    """
+    file = promoter.find_missing()
+    if file is not None and session.has_compared():
+        raise InvalidInput(
+            f"{session.plan.request.name} compared candidates with a champion, and {file} is missing; restore the file, or to "
+            f'begin anew write {{"champion": null, "versions": {{}}}} into it'
+        )
 
 
 def check_candidate(
@@ -264,6 +282,7 @@ def _promote(
     if promoter.was_promoted(candidate.digest, session.id):
         return _act("no", "it was promoted, and then replaced")
     if standing is None:
+        _require_kept(session, promoter)
         if promoter.promote(candidate, record, None):
             return _act("promoted", "first")
         # Another one came first: this one is compared with it.
@@ -289,6 +308,7 @@ def _judge_challenger(
     if standing is None:
         # Nothing to compare with, so nothing is asked; the next one is compared with this one.
         session.require_scorable(candidate)
+        _require_kept(session, promoter)
         if promoter.promote(candidate, {"session": session.id, **none}, None):
             return {"verdict": "yes", **_act("promoted", "first"), **none}
         return _judge_challenger(session, candidate, promoter)

@@ -89,6 +89,9 @@ class Promoter:
         found = next((v for v in self._list_versions() if str(v.version) == former), None)
         return None if found is None else _read_champion(found)
 
+    def find_missing(self) -> None:
+        """Nothing: a tag of the registered model says that there was a champion."""
+
     def _find_standing(self) -> Any:
         """The model version behind the alias; None before there was one. Raises `InvalidInput` where it was deleted:
         the next one would be called the first.

@@ -291,6 +291,10 @@ class Session:
         gate = self._plan.mechanism
         return gate.find_margin(self._plan.params) if isinstance(gate, Gate) else Fraction(0)
 
+    def has_compared(self) -> bool:
+        """Whether an answer is about a champion."""
+        return any("champion" in record.answer for record in self._ledger.answers(self.id))
+
     def require_scorable(self, candidate: Candidate) -> None:
         """Check all that a comparison checks before it reads rows.
 
@@ -462,9 +466,7 @@ class Session:
 
     @errors_end_here
     def remaining(self) -> dict[str, Any]:
-        """What the session can still give: its state, and what its last answer said is left.
-        Public.
-        """
+        """What the session can still give: its state, and what its last answer said is left. Public."""
         session, mechanism = self._ledger.session(self.id), self._plan.mechanism
         assert isinstance(mechanism, InteractiveMechanism)
         limits = mechanism.limits(self._plan.params)

@@ -208,6 +208,58 @@ def test_a_version_after_one_that_was_taken_out_gets_a_number_of_its_own(
     assert list(json.loads(file.read_text())["versions"]) == ["2", "3"]
 
 
+@pytest.mark.parametrize("params", [DUEL, PARAMS])
+def test_a_champion_whose_file_is_gone_is_not_replaced_by_the_next(
+    tiny: Tiny, table: Path, params: dict[str, Any]
+) -> None:
+    """Of c the session says that it is not better; without the file it became the first, as did one of which
+    nothing was asked yet. The file brings all back.
+    """
+    session, file = open_gate(tiny, **params), tiny.folder / "champion.json"
+    claims = {} if params is DUEL else {"claim": "0.1"}
+    asked = [about("a", **claims), about("c", **claims)]
+    judge_all([lambda: session], asked, ChampionFile(file))
+    kept, left = file.read_text(), session.remaining()
+    file.unlink()
+    for column in "cb":
+        with pytest.raises(InvalidInput, match=r"champion.json is missing; restore the file, or"):
+            judge_all([lambda: session], [about(column, **claims)], ChampionFile(file))
+    assert session.remaining() == left and not file.exists()
+    file.write_text(kept)
+    outcomes = [judge(session, about(c, **claims), ChampionFile(file))["outcome"] for c in "cb"]
+    assert outcomes == ["not_better", "promoted"]
+    # Beginning anew is said, and never happens by itself.
+    file.write_text('{"champion": null, "versions": {}}')
+    assert judge(session, about("c", **claims), ChampionFile(file))["promotion"] == "first"
+
+
+def test_a_champion_whose_file_goes_while_it_is_challenged(
+    tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The yes is paid: it was said that another champion was promoted meanwhile, which was not so."""
+    session, file = open_gate(tiny, **DUEL), tiny.folder / "champion.json"
+    judge(session, about("a"), ChampionFile(file))
+    kept, challenge = file.read_text(), Session.challenge
+
+    def challenge_and_delete(*args: Any) -> dict[str, Any]:
+        answer = challenge(*args)
+        file.unlink()
+        return answer
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Session, "challenge", challenge_and_delete)
+        with pytest.raises(NotPublished, match="restore the file and submit the same again"):
+            judge(session, about("b"), ChampionFile(file))
+    left = session.remaining()
+    assert left["failures_left"] == 3
+    with pytest.raises(InvalidInput, match="restore the file, or"):
+        judge(session, about("b"), ChampionFile(file))
+    file.write_text(kept)
+    said = judge(session, about("b"), ChampionFile(file))
+    assert (said["outcome"], said["promotion"]) == ("promoted", "better than version 1")
+    assert session.remaining() == left
+
+
 def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) -> None:
     registry, once = MemoryRegistry(), PARAMS | {"queries": 3, "failures": 2}
     session = open_gate(tiny, **once)
