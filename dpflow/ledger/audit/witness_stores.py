@@ -46,6 +46,10 @@ class _Taken(LedgerUnavailable):
     """There is a checkpoint of this number, or it is not the next one."""
 
 
+class _Denied(LedgerUnavailable):
+    """A store let this user not do what was tried."""
+
+
 class _Forbidden(InvalidInput):
     """This user may not add anything, and a later try cannot help."""
 
@@ -334,7 +338,10 @@ class ObjectPlace(NumberedPlace):
 
     def _put(self, number: int, note: str, entries: Iterable[str]) -> None:
         key = f"{self._prefix}{name_note(number)}"
-        self._call("put_object", Key=key, Body=note.encode(), IfNoneMatch="*")
+        try:
+            self._call("put_object", Key=key, Body=note.encode(), IfNoneMatch="*")
+        except _Denied:
+            raise self._forbidden() from None
 
     def _path(self, number: int) -> str:
         return f"{self._bucket}/{self._prefix}{name_note(number)}"
@@ -361,8 +368,10 @@ class ObjectPlace(NumberedPlace):
     def _naming_faults(self) -> Iterator[None]:
         try:
             yield
-        except PermissionError:
-            raise self._forbidden() from None
+        except (
+            PermissionError
+        ):  # also of credentials that expired, which a later try may have again
+            raise _Denied(str(self._unreachable("access denied"))) from None
         except DpflowError:
             raise
         except Exception as error:  # noqa: BLE001  botocore has a hundred; its text may quote the request

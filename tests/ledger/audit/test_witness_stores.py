@@ -21,6 +21,7 @@ from watched_scopes import copy_aside
 from witness_server_run import load_server, serve_witness
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
+from dpflow.ledger.audit import witness_stores
 from dpflow.ledger.audit.forward import stream_texts
 from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Signer, parse_note
@@ -225,6 +226,26 @@ def test_a_table_that_this_login_cannot_write(small, postgres, ask):
     with pytest.raises(InvalidInput, match="lets this user add no checkpoint"):
         reading.add(2, reading.newest()[1])
     assert open_place(url).newest()[0] == 1
+
+
+def test_a_read_that_is_forbidden_is_out_of_reach(small, monkeypatch):
+    """Credentials that expired: nothing was to be added, charges go on, and a check says what it did not compare."""
+
+    class Files:
+        def call_s3(self, *args, **fields):
+            raise PermissionError("Access Denied")
+
+        cat = cat_file = call_s3
+
+    monkeypatch.setattr(witness_stores.ObjectPlace, "_files", Files())
+    monkeypatch.setenv("DPFLOW_LEDGER_WITNESS", "s3://bucket/w")
+    place = open_place("s3://bucket/w")
+    for read in (place.newest, lambda: place._read(1), lambda: place._read_many([1])):
+        with pytest.raises(LedgerUnavailable, match=r"cannot be read or written \(access denied\)"):
+            read()
+    with pytest.raises(InvalidInput, match="lets this user add no checkpoint"):
+        place._put(1, "note", ())
+    assert "access denied" in small.statement("flights").comparison
 
 
 def test_a_server_knows_its_witness_by_the_token(small, make_keep, monkeypatch):
