@@ -25,6 +25,7 @@ from dpflow.airflow.task_context import (
     read_blocks,
     read_switch,
 )
+from dpflow.core.contract.printed_numbers import whole_percent
 from dpflow.counted import counted
 from dpflow.errors import DpflowError, InvalidInput
 from dpflow.extras import require_extra
@@ -259,14 +260,13 @@ class PrivacyOperator(BaseOperator):
             if row["epsilon_left"] is not None
             else f"Renyi divergence {row['renyi_left']}"
         )
-        used = 100 * row["used"]
         self.log.info(
-            "left in %s%s: %s, delta %s; %.0f %% are used",
+            "left in %s%s: %s, delta %s; %d %% are used",
             scope,
             place,
             rest,
             row["delta_left"],
-            used,
+            whole_percent(row["used"]),
         )
 
 

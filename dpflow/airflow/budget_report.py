@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from dpflow.airflow.base_operator import PrivacyOperator
 from dpflow.airflow.links import make_scope_path
 from dpflow.airflow.task_context import dag_folder, map_failures, open_ledger
+from dpflow.core.contract.printed_numbers import whole_percent
 
 if TYPE_CHECKING:
     from dpflow.ledger.books.records import Remaining
@@ -75,11 +76,11 @@ class BudgetReportOperator(PrivacyOperator):
         report = summarise_budgets(open_ledger(self.ledger_conn_id, folder).remaining(scope))
         fullest = report["budgets"][0]
         self.log.info(
-            "scope %s: %d budgets; the fullest%s is used by %.0f %%%s",
+            "scope %s: %d budgets; the fullest%s is used by %d %%%s",
             scope,
             report["blocks"],
             f", block {fullest['block']}," if fullest["block"] else "",
-            100 * fullest["used"],
+            whole_percent(fullest["used"]),
             f"; {report['exhausted']} are exhausted" if report["exhausted"] else "",
         )
         return report

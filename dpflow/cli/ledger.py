@@ -32,7 +32,7 @@ from dpflow.cli.console import (
 from dpflow.cli.grants import SignOption
 from dpflow.cli.statement import NewOnlyOption, SinceOption, UntilOption
 from dpflow.core.accounting.amounts import exact_text
-from dpflow.core.accounting.amounts import short_text as short
+from dpflow.core.contract.printed_numbers import print_bound, whole_percent
 from dpflow.counted import counted
 from dpflow.engine.releases.run_identity import current_principal
 from dpflow.errors import InvalidInput, UnknownName
@@ -77,7 +77,7 @@ def show_scopes(
         rows = [row for name in names for row in book.remaining(name).rows()]
     if as_json:
         return show_json(rows)
-    cells = [row | {"used": f"{row['used']:.0%}"} for row in rows]
+    cells = [row | {"used": f"{whole_percent(row['used'])}%"} for row in rows]
     for row in cells:
         if "period" in row:
             row["block"] = f"{row['block']} {row['period']}, until {row['renews']}".strip()
@@ -109,7 +109,10 @@ def odometer(
             if spent:
                 row |= {"epsilon": exact_text(spent.epsilon), "delta": exact_text(spent.delta)}
                 row["proved_by"] = spent.via
-                loss = (short(spent.epsilon), short(spent.delta), spent.via)
+                epsilon, delta_used = (
+                    print_bound(x, upper=True) for x in (spent.epsilon, spent.delta)
+                )
+                loss = (epsilon, delta_used, spent.via)
             rows.append(row)
             cells.append((s.scope, block, *loss, s.protects))
     if as_json:

@@ -11,6 +11,7 @@ from dpflow.core.accounting import events
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, exact_text, short_text
 from dpflow.core.accounting.periods import name_period, next_start
 from dpflow.core.accounting.privacy_filters import CLOSED, Cost
+from dpflow.core.contract.printed_numbers import print_bound, whole_percent
 from dpflow.ledger import BudgetState
 from dpflow.ledger.books.records import units_text
 
@@ -48,8 +49,7 @@ class Figures:
     @property
     def used_percent(self) -> str:
         """The same as text, rounded down: what is shown as 80 % has reached it."""
-        # The share has four digits.
-        return f"{round(10**4 * self.used) // 100} %"
+        return f"{whole_percent(self.used)} %"
 
 
 def make_figures(budget: BudgetState) -> Figures:
@@ -164,4 +164,4 @@ def describe_event(event: dict[str, Any]) -> str:
 
 def _describe_amount(value: Fraction) -> str:
     exact = exact_text(value)
-    return exact if len(exact) <= 12 else short_text(value)
+    return exact if len(exact) <= 12 else print_bound(value, upper=True)

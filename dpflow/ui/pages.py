@@ -136,7 +136,7 @@ def show_scope(visit: Visit) -> Page:
         )
     about = f"Block {block}" if scope.blocks and block else "Budget"
     about = about if period is None else f"Period {block}"
-    label = f"{about}: {100 * (1 - figures.used):.0f} % left. {burn.sentence}"
+    label = f"{about}: {figures.used_percent} used. {burn.sentence}"
     parts: list[object] = [
         _render_facts(facts),
         element("h2", f"{about}: what was left, by day"),

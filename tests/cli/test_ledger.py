@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,8 @@ from ledger_verbs import Run, charge
 from typer.testing import CliRunner
 
 from dpflow.cli import app
+from dpflow.core.accounting import events
+from dpflow.core.accounting.privacy_filters import Guarantee
 from dpflow.engine.releases.execute import release
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import parse_request
@@ -33,9 +36,11 @@ from dpflow.errors import (
     UnknownName,
 )
 from dpflow.ledger import Ledger
+from dpflow.ledger.books.records import Scope
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.registry import Registry
 from dpflow.tables.public.named_tables import AnswerRun, publish_view
+from dpflow.ui.burn_down import describe_event
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -194,6 +199,22 @@ def test_a_renyi_scope_shows_its_own_path(tiny: Tiny, run: Run) -> None:
         DpflowError, match=r"cannot pay: Renyi divergence .* at order 21.98 is asked, .* is left"
     ):
         charge(tiny, "m", "r", "0.9")
+
+
+def test_spent_is_rounded_up_and_used_down(
+    tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six digits to nearest were less than was spent, and a share to nearest was 100 % with budget left."""
+    spent = {"": Guarantee(Fraction("0.79560004"), Fraction("0.0000001234561"), "basic")}
+    monkeypatch.setattr(Ledger, "odometer", lambda *_, **__: spent)
+    shown = run("odometer", "visits")
+    assert "0.795601" in shown and "0.000000123457" in shown
+    monkeypatch.setattr(Scope, "used_share", lambda *_: 0.9956)
+    assert "99%" in run("show", "visits")
+    assert (
+        describe_event(events.to_json(events.Pure(Fraction("0.79560004001"))))
+        == "epsilon 0.795601, delta 0"
+    )
 
 
 def test_the_odometer_is_a_report_per_scope_and_block(tiny: Tiny, run: Run) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from dpflow.core.contract.printed_numbers import whole_percent
+
 
 def _left_text(budget: Mapping[str, Any]) -> str:
     if budget["epsilon_left"] is not None:
@@ -26,7 +28,7 @@ def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
         block = f" {budget['block']}" if budget["block"] else ""
         yield (
             f"left in {budget['scope']}{block}",
-            f"{_left_text(budget)}, delta {budget['delta_left']}; {budget['used']:.0%} used",
+            f"{_left_text(budget)}, delta {budget['delta_left']}; {whole_percent(budget['used'])}% used",
         )
     yield from (("note", note) for note in view["notes"])
     yield "forecast", view["forecast"]

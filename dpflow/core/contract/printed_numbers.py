@@ -64,8 +64,17 @@ def print_around(value: float, width: float) -> tuple[str, str]:
     return shown, print_width(total)
 
 
-def print_bound(value: float, *, upper: bool) -> str:
+def whole_percent(share: float) -> int:
+    """The used share of a budget, of at most four digits, rounded down: what is shown as 80 % has reached it."""
+    return round(10**4 * share) // 100
+
+
+def print_bound(value: float | Fraction, *, upper: bool) -> str:
     """What a number is at most (``upper``) or at least, in six digits: rounded so that it stays true."""
+    if isinstance(value, Fraction):
+        exact, value = value, float(value)
+        if (exact - Fraction(repr(value))) * (1 if upper else -1) > 0:
+            value = math.nextafter(value, math.inf if upper else -math.inf)
     if not math.isfinite(value) or value == 0:
         return f"{value:g}"
     step = Decimal(1).scaleb(Decimal(repr(value)).adjusted() - 5)

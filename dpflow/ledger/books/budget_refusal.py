@@ -6,6 +6,7 @@ from fractions import Fraction
 
 from dpflow.core.accounting.amounts import EPSILON_UNIT, exact_text
 from dpflow.core.accounting.privacy_filters import SATURATED, Cost
+from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.ledger.books.records import Remaining, Scope
 
 #: A budget above these promises hardly anything, so nobody gives one by a slip of the hand.
@@ -27,8 +28,8 @@ def explain_refusal(scope: Scope, block: str, cost: Cost, used: Cost) -> str:
     if row["renyi_left"] is not None:
         order = float(scope.filter.order or 0)
         paths.append(
-            f"Renyi divergence {float(request['renyi_spent']):.4g} at order {order:.4g} is asked, "
-            f"{float(row['renyi_left']):.4g} is left"
+            f"Renyi divergence {print_bound(float(request['renyi_spent']), upper=True)} at order {order:.4g} is asked, "
+            f"{print_bound(float(row['renyi_left']), upper=False)} is left"
         )
     if scope.closed:
         return (
