@@ -130,15 +130,14 @@ class AirflowPages(Host):
             run = session.scalar(select(DagRun).where(*of_run))
             if run is None:
                 return [run_id]
-            day = (run.conf or {}).get("day")
-            dag = SerializedDagModel.get_dag(dag_id, session=session) if day else None
+            dag = SerializedDagModel.get_dag(dag_id, session=session)
             context = {
                 "dag_run": run,
                 "logical_date": run.logical_date,
                 "data_interval_start": run.data_interval_start,
                 "data_interval_end": run.data_interval_end,
                 # A day means something by the schedule of its DAG, which may be gone.
-                "params": {"day": dag and day},
+                "params": dag and dict(dag.params) | (run.conf or {}),
                 "triggering_asset_events": {"": list(run.consumed_asset_events)},
                 "dag": dag,
             }

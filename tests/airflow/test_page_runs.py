@@ -9,6 +9,8 @@ from urllib.parse import quote
 from airflow_runs import run_dag
 from airflow_tasks import make_release
 
+from dpflow.ledger import BudgetView
+
 if TYPE_CHECKING:
     from smallworld import Tiny
 
@@ -66,6 +68,20 @@ seen.append({
     "loads": pages.name_runs("d", "asset_triggered__x"),
 })
 """
+DEFAULT_DAY = """
+from dpflow.airflow.page_access import AirflowPages
+done = dag.test(logical_date=None)
+seen.append(AirflowPages().name_runs("d", done.run_id))
+"""
+
+
+def test_a_day_by_default_leads_to_its_release(tiny: Tiny, airflow_database: Path) -> None:
+    """The run's configuration names no day: the page showed no release of it."""
+    text = DAG_FILE.format(release=make_release()).replace('"day": None', '"day": "2020-01-03"')
+    (names,) = run_dag(tiny, airflow_database, text, DEFAULT_DAY)
+    view = BudgetView(tiny.ledger)
+    view.catch_up()
+    assert names == [release.run for release in view.releases()] and "/" in names[0]
 
 
 def test_a_runs_page_has_its_releases(tiny: Tiny, airflow_database: Path) -> None:
