@@ -60,11 +60,16 @@ def command(
         ),
     ] = None,
     since: Annotated[
-        str | None, typer.Option(help="With --runs: the first date to look at, such as 2026-01-31.")
+        str | None,
+        typer.Option(
+            help="With --runs: the first date to look at, such as 2026-01-31, by the start of a data interval."
+        ),
     ] = None,
     until: Annotated[
         str | None,
-        typer.Option(help="With --runs: look no further than this date; now if left out."),
+        typer.Option(
+            help="With --runs: the last date to look at, to its end; what is due now if left out."
+        ),
     ] = None,
 ) -> None:
     """Say whether declarations, sources, ledger, anchor, extras and Airflow fit together; with
@@ -126,13 +131,16 @@ def check_runs(
             "no ledger was named, and only it knows what was released; name one with --ledger"
         )
     first, last = parse_date("--since", since), parse_date("--until", until)
+    # A date alone is a whole day.
+    if last and until and len(until) <= 10:
+        last = dt.datetime.combine(last, dt.time.max, last.tzinfo)
     wishes = Wishes(None, None, None, {}, None, {}, {})
     now, registry = dt.datetime.now(dt.UTC), Registry.load()
     for job in read_jobs(place, wishes, book):
         # A release file has no date of its own to be missed.
         if not job.dag_id:
             continue
-        seen = check_job_runs(job, registry, book, until=min(last or now, now), since=first)
+        seen = check_job_runs(job, registry, book, now=now, since=first, until=last)
         subject = f"runs of {job.name}"
         if seen.unknown:
             text = f"{', '.join(seen.unknown)}: only a run knows what it releases, so it was not looked for"

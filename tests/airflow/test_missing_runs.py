@@ -86,13 +86,53 @@ def test_days_without_their_release_are_found(tiny: Tiny, check: Any) -> None:
     assert "of 4 that were due 3 are not whole" in text
     assert "nothing was released: 2020-01-03, 2020-01-05; a part was released: 2020-01-04" in text
     assert len(Ledger(tiny.ledger).releases()) == charged, "a look costs nothing"
-    assert check("--since", "2020-01-03", "--until", "2020-01-03T00:00")[:2] == (0, "ok")
+    assert check("--since", "2020-01-02", "--until", "2020-01-02T00:00")[:2] == (0, "ok")
     with_catchup = DAG_FILE.replace("catchup=False", "catchup=True")
     assert "of 5 that were due 4" in check(dag=with_catchup)[2]
     release_day(tiny, 3, "a", "b")
     release_day(tiny, 4, "a", "b")
     release_day(tiny, 5, "a", "b")
     assert check() == (0, "ok", "4 were due, and all released what they planned")
+
+
+def test_the_dates_of_a_look_are_those_of_its_days(tiny: Tiny, check: Any) -> None:
+    """Both inclusive. They were held against the ends of intervals: a look at January 3 to 4 saw January 2 alone."""
+    release_day(tiny, 2, "a", "b")
+    dag = DAG_FILE.replace("0 0 * * *", "0 15 * * *")
+    for at in (DAG_FILE, dag):
+        _, state, text = check("--since", "2020-01-03", "--until", "2020-01-04", dag=at)
+        assert state == "wrong" and "of 2 that were due 2" in text
+        assert "2020-01-03" in text and "2020-01-04" in text
+    assert "of 1 that" in check("--since", "2020-01-03", "--until", "2020-01-04T02:00", dag=dag)[2]
+    assert "were due" not in check("--since", "2020-01-07", dag=dag)[2], "after the end date"
+
+
+def test_a_mapped_list_is_whole_by_its_blocks(tiny: Tiny, check: Any) -> None:
+    """Another list since then has a block that was never released; an entry that is there twice is one release."""
+    from dpflow.airflow import ReleaseOperator
+
+    request = 'make_request("a")'
+    dag = DAG_FILE.partition("    EmptyOperator")[0]
+    dag += f'    ReleaseOperator.partial(task_id="t", release={request}).expand(blocks=BLOCKS)\n'
+    seen = context(tiny, run_id="scheduled__2") | {
+        "logical_date": DAY,
+        "data_interval_start": DAY,
+        "data_interval_end": DAY + dt.timedelta(days=1),
+    }
+    for day in (3, 4):
+        release = make_release(name="a", blocks=[f"2020-01-0{day}"], params={"epsilon": "0.1"})
+        ReleaseOperator(task_id="t", release=release).execute(
+            seen | {"ti": context(tiny, map_index=day - 3)["ti"]}
+        )
+
+    def look(*days: int) -> tuple[int, str, str]:
+        blocks = repr([f"2020-01-0{day}" for day in days])
+        only = ["--since", "2020-01-01", "--until", "2020-01-01"]
+        return check(*only, dag=dag.replace("BLOCKS", blocks))  # type: ignore[no-any-return]
+
+    assert look(3, 4)[1] == look(3, 3)[1] == look(4, 3, 4)[1] == "ok"
+    assert "a part was released: 2020-01-01" in look(4, 5)[2]
+    assert "nothing was released: 2020-01-01" in look(5)[2]
 
 
 CONTRACT = {

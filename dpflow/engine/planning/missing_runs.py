@@ -56,24 +56,28 @@ def check_job_runs(
     registry: Registry,
     ledger: Ledger,
     *,
-    until: dt.datetime,
+    now: dt.datetime,
     since: dt.datetime | None = None,
+    until: dt.datetime | None = None,
 ) -> CheckedJob:
     """Hold a job's runs that were due against the ledger.
 
-    A release counts by its scope, name, DAG and run identity: one whose parameters were changed
-    since is still that day's release. Sessions belong to no run and are left out.
+    A release counts by its scope, name, blocks, DAG and run identity: one whose parameters were
+    changed since is still that day's release. Sessions belong to no run and are left out.
 
     Args:
-        until: runs that start later are not due.
-        since: runs that start earlier are left out. By default a job that runs earlier dates
-            (catchup) counts from its start date, and any other from its first run that charged.
+        now: runs that start later are not due.
+        since: runs of an earlier date, by the start of their data interval, are left out. By default a job that runs
+            earlier dates (catchup) counts from its start date, and any other from its first run that charged.
+        until: runs of a later date are left out.
 
     Raises:
         InvalidInput: more runs than `MOST_RUNS`.
     """
-    due = itertools.takewhile(lambda run: run.when <= until, job.runs())
-    dated = itertools.dropwhile(lambda run: since is not None and run.when < since, due)
+    due = itertools.takewhile(
+        lambda run: run.when <= now and (until is None or _date_of(run) <= until), job.runs()
+    )
+    dated = itertools.dropwhile(lambda run: since is not None and _date_of(run) < since, due)
     checked = []
     for number, run in enumerate(dated):
         if number == MOST_RUNS:
@@ -88,22 +92,34 @@ def check_job_runs(
     return CheckedJob(job, tuple(checked), tuple(task.name for task in job.tasks if task.note))
 
 
+def _date_of(run: Run) -> dt.datetime:
+    start: dt.datetime = run.variables.get("data_interval_start", run.when)
+    return start
+
+
 def _check_run(job: Job, run: Run, registry: Registry, ledger: Ledger) -> RunState | None:
     """What the ledger has of a run; None if it plans no release."""
-    planned = Counter(
-        (ask.request.scope, ask.name_in_run or ask.request.name)
+    # Equal ones of a task share one charge.
+    asks = {
+        (task.name, ask.request.model_dump_json(), ask.blocks, ask.ordinal): ask
         for task in job.tasks
         if not task.note
         for ask in task.asks(run)
         if not isinstance(registry.find_mechanism(ask.request.mechanism), InteractiveMechanism)
-    )
-    if not planned:
+    }
+    if not asks:
         return None
-    settled = charged = 0
-    for (scope, name), count in planned.items():
-        stored = ledger.releases_by_name(scope, name, (job.dag_id, run.occurrence))
-        settled += min(count, sum(one.settled for one in stored))
-        charged += len(stored)
+    planned = Counter(
+        (ask.request.scope, ask.name_in_run or ask.request.name, frozenset(ask.blocks))
+        for ask in asks.values()
+    )
+    stored = [
+        ((scope, name, frozenset(record.request.get("blocks", ()))), record.settled)
+        for scope, name in {key[:2] for key in planned}
+        for record in ledger.releases_by_name(scope, name, (job.dag_id, run.occurrence))
+    ]
+    settled = (planned & Counter(key for key, has_result in stored if has_result)).total()
+    charged = any(key in planned for key, _ in stored)
     if settled == planned.total():
         return "whole"
     if settled:
