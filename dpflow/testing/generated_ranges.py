@@ -125,7 +125,7 @@ def range_cases(mechanism: Mechanism[Any], examples: Sequence[Example] = ()) -> 
 
     Args:
         mechanism: an instance.
-        examples: where its parameters have no standard names.
+        examples: where it has no standard parameters, or none of them holds on a standard table.
     """
     global _last
     asked = [mechanism, *examples]
@@ -139,11 +139,13 @@ _last: tuple[Sequence[Any], RangeCases] | None = None
 
 
 def _list_bases(mechanism: Mechanism[Any], examples: Sequence[Example]) -> list[_Plan]:
+    """Plans of standard parameters; those of the examples where none of these holds."""
     fillings = sorted(standard_parameters(mechanism.Params), key=lambda raw: "delta" in raw)
-    if examples and not fillings:
-        return [_Plan(one.table, one.params) for one in examples if one.sides is None][:4]
     tables = [_declare(relation) for relation in ("add-remove", "replace")]
-    return [_Plan(table, raw) for raw in fillings for table in tables]
+    standard = [_Plan(table, raw) for raw in fillings for table in tables]
+    if not examples or any(_make_case(mechanism, base, (), 0) for base in standard):
+        return standard
+    return [_Plan(one.table, one.params) for one in examples if one.sides is None][:4]
 
 
 def _declare(relation: str) -> Table:

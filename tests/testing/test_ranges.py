@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -26,6 +27,7 @@ from dpflow.testing.examples import (
     EXAMPLE_TABLE,
     examples_for,
     plan_mechanism,
+    read_examples,
     typical_answer,
 )
 from dpflow.testing.generated_checks import find_violation
@@ -279,3 +281,14 @@ def test_a_named_plan_is_tried_and_covered() -> None:
     )
     other = params.model_copy(update={"weight": 61})
     assert certificate.list_uncovered(describe_cells(named.table, other))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["learn_class", "learn_points", "learn_label_private", "predict_value", "predict_walk", "sum"],
+)
+def test_a_mechanism_that_takes_no_standard_plan_has_those_of_its_examples(name: str) -> None:
+    registry = Registry.load()
+    examples = read_examples(registry.collect_examples(name))
+    cases = range_cases(registry.mechanisms[name], examples)
+    assert len([*itertools.islice(cases, 20)]) == 20
