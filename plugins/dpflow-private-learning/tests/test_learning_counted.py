@@ -188,7 +188,8 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
 
     Noise of scale 20 is beyond 900 rows, either way, with probability below e^-44.
     """
-    params = PARAMS.model_copy(update={"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4)})
+    changed = {"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4), "beta": F(1, 4)}
+    params = PARAMS.model_copy(update=changed)
     few, many = (
         MODE.draw(params, table(), ValueCounts(np.array([1]), np.array([n])), SystemSource())
         for n in (3, 10**6)
@@ -198,7 +199,7 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
     assert few.document["calls"] == [{"call": "count", "epsilon": "0.05", "delta": "0", "times": 1}]
     assert (
         many.rows[0].value == 1
-        and many.document["accuracy"] == "proven up to the error of the count"
+        and many.document["accuracy"] == "proven, with the error of the count"
     )
     assert abs(many.document["rows"] - 10**6) < 2000
     spent = sum(F(call["epsilon"]) * call["times"] for call in many.document["calls"])
@@ -223,7 +224,7 @@ def test_a_public_number_of_rows_is_read_and_not_counted() -> None:
         )
         assert (document["rows"] == 40_000) == exact
         assert document["accuracy"] == (
-            "proven" if exact else "proven up to the error of the count"
+            "proven" if exact else "proven, with the error of the count"
         )
         assert abs(document["rows"] - 40_000) < 1000
 

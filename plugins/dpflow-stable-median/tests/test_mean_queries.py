@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from dpflow_stable_median.building_blocks import lecture_sizes
 from dpflow_stable_median.mechanisms import mean_queries
 from dpflow_stable_median.mechanisms.mean_queries import MeanQueries
 
@@ -59,8 +62,6 @@ def test_tau_is_the_planners() -> None:
     """At the lecture's planned rows and price the session promises about the planned tau; below the
     conditions, nothing.
     """
-    from dpflow_stable_median.building_blocks import lecture_sizes
-
     plan = lecture_sizes.plan_service(1000, 0.1, 0.05)
     one_row = EXAMPLE_TABLE.model_copy(
         update={
@@ -71,7 +72,9 @@ def test_tau_is_the_planners() -> None:
     assert mean_queries.proven_tau(params, one_row, plan.rows) == pytest.approx(0.1, abs=0.001)
     assert mean_queries.proven_tau(params, EXAMPLE_TABLE, plan.rows) is None
     public = one_row.model_copy(update={"neighbours": "replace"})
-    assert "proven to be within 0.1 of the truth" in MeanQueries().note(params, public)
+    # The lecture's noise is continuous: one row in 10^5 more for the discrete one.
+    more = params.model_copy(update={"rows": plan.rows + plan.rows // 10**5})
+    assert "proven to be within 0.09999" in MeanQueries().note(more, public)
     assert "the number of rows is private" in MeanQueries().note(params, one_row)
     assert "units of one row" in MeanQueries().note(params, EXAMPLE_TABLE)
     assert (
@@ -80,6 +83,16 @@ def test_tau_is_the_planners() -> None:
         )
         is None
     )
+
+
+@pytest.mark.parametrize("steps", [1, 2, 50])
+def test_the_noise_of_tau_is_the_discrete_one(steps: int) -> None:
+    """Of a column with so many steps between its bounds; ln(1/failure) was up to 6 % too sure."""
+    for step, failure in itertools.product((1 / 8, 0.11, 1 / 50), (0.025, 0.003, 1e-6, 0.0251)):
+        width, q = lecture_sizes.noise_width(step, failure), math.exp(-step / steps)
+        assert 2 * q ** (math.floor(width * steps) + 1) / (1 + q) <= failure
+    q = math.exp(-1 / 8)
+    assert 2 * q ** (math.floor(8 * math.log(1 / 0.0212)) + 1) / (1 + q) > 0.0212
 
 
 BIT = Column(lower=Fraction(0), upper=Fraction(1))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
@@ -28,7 +28,8 @@ class ErrorPromise:
         what: of what, such as "share of rows on the wrong side".
         failure: with at most this probability it is more.
         theorem: where the proof is.
-        rows: from which it holds; infinite where these parameters prove nothing.
+        rows: from which it holds; infinite where these parameters prove nothing, as with an error or a
+            failure of 1 or more.
         shrinks: how the rows grow as the error or epsilon falls.
         assumes: what the rows must fulfil, which nothing checks; "" if they may be any.
     """
@@ -41,18 +42,40 @@ class ErrorPromise:
     shrinks: str = "rows grow as 1/(error epsilon)"
     assumes: str = ""
 
+    def __post_init__(self) -> None:
+        if max(self.error, self.failure) >= 1:
+            object.__setattr__(self, "rows", math.inf)
+
     @property
     def surely(self) -> float:
         """The probability with which it holds."""
-        return float(1 - self.failure)
+        return max(0.0, float(1 - self.failure))
 
-    def to_json(self, proven: bool) -> dict[str, Any]:
-        """For the document of a result: the error where it is proven for its rows; and what the
+    def with_count(self, margin: int, shift: int, beta: Fraction, rows: int = 0) -> ErrorPromise:
+        """The promise where a noisy count takes the place of the rows: it lies up to two margins below
+        them, but with probability ``beta``, and the error grows by ``shift`` margins over it.
+
+        ``rows``: what is counted at least; if left out, so many that the error is at most doubled.
+        """
+        if not math.isfinite(self.rows):
+            return self
+        room = min(self.error, (1 - self.error) / 2)
+        least = max(math.ceil(self.rows), math.ceil(shift * margin / room))
+        return replace(
+            self,
+            error=self.error + Fraction(shift * margin, max(least, rows)),
+            failure=self.failure + beta,
+            theorem=f"{self.theorem}, with rows counted within {2 * margin:,}",
+            rows=least + 2 * margin,
+        )
+
+    def to_json(self, proven: Fraction | None) -> dict[str, Any]:
+        """For the document of a result: the error that is proven for its rows, if any; and what the
         theorem says, from how many rows on, whatever is known of them.
         """
         finite = math.isfinite(self.rows)
         return {
-            "at_most": float(self.error) if proven else None,
+            "at_most": None if proven is None else float(proven),
             "proven_from": {"rows": math.ceil(self.rows), "at_most": float(self.error)}
             if finite
             else None,

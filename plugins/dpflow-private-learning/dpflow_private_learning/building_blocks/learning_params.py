@@ -61,7 +61,8 @@ class CostParams(Params):
 
 
 class Approximated(CostParams):
-    """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it.
+    """``alpha``: accuracy as a share of the rows; ``beta``: probability of missing it. Counted rows
+    add to both.
 
     ``rows``: a number to plan with; left out, they are read where their number is public, and
     counted with a twentieth of epsilon elsewhere, where they matter.

@@ -18,8 +18,10 @@ size, or the constant "none". Composition of the two is adaptive. The plan's eve
 largest m, which costs most: what a smaller m changes is that ``auto`` takes a pure method at no
 higher epsilon.
 
-Accuracy: m is above n with probability at most beta, and below n - 2 t with no more: thresholds
-that are shares of the rows are then off by as much, which the result says. The count is not worth
+Accuracy: m is above n or below n - 2 t with probability at most beta, the law's 2 q^(t + 1)/(1 + q).
+Else what the method counts within alpha m rows is, divided by m, within alpha + (n - m)/m <= alpha +
+2 t/m of its share of n. Some methods lose twice that (`Counted.count_shift`). The plan's promise and
+the result's error have that term, and beta, on top. The count is not worth
 its privacy cost where rows only decides what is printed; there nothing is counted, and unless the
 number is public the result states no accuracy, only from how many rows on it would be proven.
 """
@@ -87,13 +89,28 @@ class Counted(Mechanism[P]):
         return promise.to_bound(params.rows, least)
 
     def plan_promise(self, params: P, table: Table) -> ErrorPromise:
-        """The promise with what counting, and the stated error, leave of epsilon."""
+        """The promise with what counting, and the stated error, leave of epsilon; and with the error of
+        the count where no number of rows is public.
+        """
         rows = MOST if params.rows is None else params.rows
-        return self.promise(self._params_at(params, table, rows), table)
+        promise = self.promise(self._params_at(params, table, rows), table)
+        if table.neighbours == "replace" or not self.counts_rows(params, table):
+            return promise
+        margin, given = self._count_margin(params, table), params.rows or 0
+        return promise.with_count(margin, self.count_shift(params), params.beta, given - 2 * margin)
+
+    def _count_margin(self, params: P, table: Table) -> int:
+        """t: the noise of a count is within it with probability 1 - beta."""
+        scale: Fraction = table.contribution_bounds.rows / (params.epsilon * SHARE)
+        return math.ceil(scale * ln_up(1 / params.beta))
 
     def min_rows(self, params: P, table: Table) -> int | None:
         """Rows below which nothing is drawn, as the proof of privacy fails there; None if any will do."""
         return None
+
+    def count_shift(self, params: P) -> int:
+        """How many margins of the count the promised error grows by, over the counted rows."""
+        return 2
 
     def counts_rows(self, params: P, table: Table) -> bool:
         """Whether rows must be counted: more depends on them than what is printed."""
@@ -146,18 +163,24 @@ class Counted(Mechanism[P]):
             inner, table, replace(result, document=document | _compare(params, public, 0))
         )
 
-    def _state_error(self, params: P, table: Table, result: Result) -> Result:
-        """The result with the promised error in its document."""
+    def _state_error(self, params: P, table: Table, result: Result, margin: int = 0) -> Result:
+        """The result with the promised error in its document; ``margin`` is that of counted rows."""
         promise, accuracy = self.promise(params, table), result.document["accuracy"]
+        error = promise.error
+        if margin:
+            error += Fraction(self.count_shift(params) * margin, params.rows)
+            promise = promise.with_count(margin, self.count_shift(params), params.beta)
+            if accuracy.startswith("proven") and (error >= 1 or math.isinf(promise.rows)):
+                accuracy = "unproven: the count leaves too much open"
         is_proven = accuracy.startswith("proven")
         if is_proven and promise.assumes:
             accuracy += f", if {promise.assumes}"
             achieved = result.document.get("achieved")
             # Of a promise about fresh rows too: to take back a word is never false.
-            if achieved and "beyond" not in promise.what and achieved["low"] > promise.error:
+            if achieved and "beyond" not in promise.what and achieved["low"] > error:
                 is_proven = False
                 accuracy = f"unproven: the achieved error speaks against its premise that {promise.assumes}"
-        stated = {"accuracy": accuracy, "error": promise.to_json(is_proven)}
+        stated = {"accuracy": accuracy, "error": promise.to_json(error if is_proven else None)}
         return replace(result, document={**result.document, **stated})
 
     def _draw_counted(self, params: P, table: Table, answer: Answer, source: Source) -> Result:
@@ -183,14 +206,14 @@ class Counted(Mechanism[P]):
         document = dict(result.document) | about
         document["calls"] = [count_call, *document["calls"]]
         if document["accuracy"] == "proven" and margin:
-            document["accuracy"] = "proven up to the error of the count"
-        return self._state_error(inner, table, replace(result, document=document))
+            document["accuracy"] = "proven, with the error of the count"
+        return self._state_error(inner, table, replace(result, document=document), margin)
 
     def _count_rows(
         self, params: P, table: Table, answer: Answer, source: Source
     ) -> tuple[int, int]:
-        """A lower bound of the rows, and how far the noise may have moved it, each with probability
-        1 - beta; the number itself where it is public.
+        """A lower bound of the rows, and how far the noise may have moved it, with probability 1 -
+        beta; the number itself where it is public.
         """
         size: PublicSize | None = answer.public_size
         if size is not None and size.exact:
@@ -199,7 +222,7 @@ class Counted(Mechanism[P]):
             int(answer.counts.sum()) if isinstance(answer, ValueCounts) else len(answer.units)
         )
         scale = table.contribution_bounds.rows / (params.epsilon * SHARE)
-        margin = math.ceil(scale * ln_up(1 / params.beta))
+        margin = self._count_margin(params, table)
         # Shifted down by the margin: a number that is too large would promise accuracy that is not
         # there, one that is too small only asks for more rows than needed.
         source.begin_part(params.epsilon * SHARE, moves=table.contribution_bounds.rows)

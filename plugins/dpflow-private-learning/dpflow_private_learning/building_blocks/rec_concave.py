@@ -33,7 +33,11 @@ from typing import Literal
 from dpflow_private_learning.building_blocks.exponential_mechanism import draw_point
 from dpflow_private_learning.building_blocks.log_bounds import ceil_log2
 from dpflow_private_learning.building_blocks.spend_log import SpendLog
-from dpflow_private_learning.building_blocks.stability_selection import is_stable, literal_guarantee
+from dpflow_private_learning.building_blocks.stability_selection import (
+    is_stable,
+    literal_guarantee,
+    stable_lead,
+)
 from dpflow_private_learning.building_blocks.step_function import StepFunction
 
 SMALL = 32  # ranges up to here are the exponential mechanism's
@@ -177,14 +181,14 @@ def minimum_promise(
     """The least promise r that the proof needs, each base mechanism spending (epsilon, delta) and
     failing with beta.
 
-    Not stated in the paper: computed from the steps of its proof with repaired stability and
-    natural logarithms. The total failure is (2D - 1) beta.
+    Not stated in the paper: computed from the steps of its proof with repaired stability, whose
+    noise is discrete, and natural logarithms. The total failure is (2D - 1) beta.
     """
     if top <= SMALL or levels == 1:
         return 2 / (alpha * epsilon) * (_ln(top + 1) + math.log(1 / beta))
     return max(
         16 / (3 * alpha * epsilon) * math.log(16 / beta),
-        8 / (3 * alpha) * (2 + 2 / epsilon * math.log(1 / (4 * delta * beta))),
+        8 / (3 * alpha) * stable_lead(epsilon, delta, beta),
         2 / alpha * minimum_promise(ceil_log2(top), levels - 1, float(INNER), epsilon, delta, beta),
     )
 

@@ -4,6 +4,12 @@ proofs, as floats.
 alpha: accuracy, beta: failure, epsilon, delta: privacy cost, ``size``: points of the domain (any
 integer), ``top``: last of them. These are planning numbers; whatever decides about privacy is a
 rounded rational next to the mechanism.
+
+Noise is discrete Laplace, of which Pr[|Z| > t] = 2 q^(floor(t) + 1)/(1 + q), q = e^(-1/scale), is up
+to twice the continuous e^(-t/scale). Where a formula has no room for twice the failure it takes the
+discrete law (`stable_lead`, `half_width`). Where it has: a tree's noise by a Chernoff bound, as the
+discrete moment generating function is below the continuous one; peeled counts, cells, comparisons
+and halves, as each docstring says.
 """
 
 from __future__ import annotations
@@ -12,6 +18,7 @@ import math
 from fractions import Fraction
 from typing import SupportsFloat
 
+from dpflow.core.toolbox.noise import half_width
 from dpflow_private_learning.building_blocks import choosing_mechanism
 from dpflow_private_learning.building_blocks.log_bounds import (
     iterated_log,
@@ -20,6 +27,7 @@ from dpflow_private_learning.building_blocks.log_bounds import (
     log_star_of,
 )
 from dpflow_private_learning.building_blocks.rec_concave import recursion_depth, recursion_rows
+from dpflow_private_learning.building_blocks.stability_selection import stable_lead
 
 Real = SupportsFloat
 
@@ -112,10 +120,17 @@ def point_rows(alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
     return max(8 / (a * e) * ln(4 / (b * d)), 8 / a * ln(2 / b))
 
 
-def point_rows_small(alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int = 2) -> float:
-    """A smaller number that suffices for the repaired point learner, by the same argument."""
+def point_rows_small(
+    alpha: Real, beta: Real, epsilon: Real, delta: Real, moves: int = 2, literal: bool = False
+) -> float:
+    """A smaller number that suffices for the repaired point learner: alpha n/2 positive rows are
+    found. Of fewer a fallback loses no more, but for less than 2/alpha values with as many others.
+    """
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
-    return max(2 / a * (moves + moves / e * (ln(1 / (2 * d)) + ln(1 / b))), 8 / a * ln(2 / b))
+    lead = moves + moves / e * (ln(1 / (2 * d)) + ln(1 / b))
+    # Neither is always the larger: the continuous law has half of the failure to spare.
+    lead = max(lead, stable_lead(e, d, b, moves, literal))
+    return max(2 / a * lead, 8 / a * ln(2 / b))
 
 
 def san_points_rows(
@@ -129,7 +144,8 @@ def san_points_rows(
 
 def peeling_rows(size: int, alpha: Real, beta: Real, epsilon: Real) -> float:
     """ceil(2/alpha) rounds of the exponential mechanism over the whole domain and a noisy count,
-    epsilon shared equally.
+    epsilon shared equally. A choice fails with alpha beta/4; a count is off by alpha n with the
+    fourth power of that, or twice it.
     """
     a, b = float(alpha), float(beta)
     round_epsilon = float(epsilon) / (2 * math.ceil(2 / a))
@@ -176,22 +192,23 @@ def san_thresholds_rows(
     a, b, e, d = map(float, (alpha, beta, epsilon, delta))
     levels = recursion_depth(power, log_star_of(power))
     inner = recursion_rows(power, levels, 0.25, e, d, b)
+    noise = half_width(1 / Fraction(e), b / 2)
     return max(
         32 / a * inner,
         least,
         512 / (a * e) * ln(2048 / (a * b * e)),
-        16 * calls / (a * e) * ln(2 / b),
+        16 * calls / a * noise,
     )
 
 
 def search_rows(comparisons: int, alpha: Real, beta: Real, epsilon: Real, delta: Real) -> float:
     """Rows for the warm-up learner; (epsilon, delta) is the privacy cost of each mechanism, beta is
-    shared by all.
+    shared by all. A comparison errs to one side, with half of the failure of a noise's size.
     """
     a, e, d = float(alpha), float(epsilon), float(delta)
     b = float(beta) / (comparisons + 3)
     compare = 4 / (a * e) * max(ln(max(comparisons, 1) / b), 2 * ln(10 / b))
-    return max(compare, 4 / a * (2 + 2 / e * ln(1 / (4 * d * b))))
+    return max(compare, 4 / a * stable_lead(e, d, b))
 
 
 def cell_count(columns: int, alpha: Real) -> float:
@@ -202,8 +219,8 @@ def cell_count(columns: int, alpha: Real) -> float:
 def significance_level(
     columns: int, alpha: Real, beta: Real, epsilon: Real, moves: int = 2
 ) -> float:
-    """nu: how far the noise of all cells stays below, with probability 1 - beta/2; epsilon is that
-    of one histogram.
+    """nu: how far the noise of all cells stays below, with probability 1 - beta/2, which is twice the
+    continuous law's; epsilon is that of one histogram.
     """
     return moves / float(epsilon) * ln(4 * columns * cell_count(columns, alpha) / float(beta))
 
@@ -262,5 +279,4 @@ def mode_rows(
         return 2 / (a * e) * (ln(size) + ln(1 / b))
     if method == "choosing":
         return choosing_mechanism.proven_rows(a, b, e, d, 1)
-    s = 1 if method == "stability-literal" else moves
-    return (s + s / e * (ln(1 / d) + ln(1 / b))) / a
+    return stable_lead(e, d, b, moves, method == "stability-literal") / a

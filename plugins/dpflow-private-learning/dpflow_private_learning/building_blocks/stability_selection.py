@@ -47,6 +47,20 @@ def gap_threshold(
     return scale, moves + tail_above(scale, delta)
 
 
+def stable_lead(
+    epsilon: float | Fraction,
+    delta: float | Fraction,
+    beta: float | Fraction,
+    moves: int = 2,
+    literal: bool = False,
+) -> int:
+    """The least gap that is released with probability 1 - beta, by the exact law: Pr[gap + Z <
+    level] = Pr[Z >= gap - level + 1].
+    """
+    scale, level = gap_threshold(Fraction(epsilon), Fraction(delta), moves, literal)
+    return level + tail_above(scale, Fraction(beta)) - 1
+
+
 def literal_guarantee(epsilon: Fraction, delta: Fraction) -> tuple[Fraction, Fraction]:
     """What one call in literal mode really guarantees."""
     return 2 * epsilon, delta * renyi.exp_up(2 * epsilon) / (1 + 1 / renyi.exp_up(epsilon))

@@ -2,8 +2,8 @@
 that no domain changes.
 
 Definition: q(x) = positive rows with value x. If the best value is far enough ahead it is the
-hypothesis; otherwise a uniform value of the domain (proper, right if 2^d >= 1/(alpha beta)) or,
-with ``allow_zero``, the rule that is positive nowhere.
+hypothesis; otherwise a uniform value of the domain (proper, from 2/(alpha beta) values on) or, with
+``allow_zero``, the rule that is positive nowhere.
 
 Guarantee: (epsilon, delta)-DP, one stable selection; with ``selection: literal`` what the printed
 one really guarantees.
@@ -68,10 +68,11 @@ class LearnPoints(common.ReadsLabels, Learner[LearnPointsParams]):
         epsilon, _ = common.per_row(params.epsilon, common.need_delta(params, self.name), table)
         # Refused in the plan, so that no draw fails after the charge.
         common.need_scale(gap_threshold(epsilon, params.delta, 2)[0])
-        # A uniform value is right with probability 1/size, so size must be 1/(alpha beta).
-        if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 1:
+        # The fallback comes at fewer than alpha n/2 positive rows. A uniform value then errs on more than
+        # alpha n if as many negative rows have it: fewer than 2/alpha values, beta of them all.
+        if not params.allow_zero and end > 0 and (end + 1) * params.alpha * params.beta < 2:
             raise PlanRefused(
-                "a uniform fallback misses too often: the column needs 1/(alpha beta) values; set allow_zero: true"
+                "a uniform fallback misses too often: the column needs 2/(alpha beta) values; set allow_zero: true"
             )
         if params.selection == "literal":
             return common.literal_event(params.epsilon, params.delta, 1, Fraction(0), table)
@@ -80,8 +81,9 @@ class LearnPoints(common.ReadsLabels, Learner[LearnPointsParams]):
     def promise(self, params: LearnPointsParams, table: Table) -> ErrorPromise:
         """The share of the rows that the rule gets wrong, if some value has all positive rows."""
         epsilon, delta = common.per_row(params.epsilon, params.delta, table)
-        moves = 2 if params.selection == "literal" else common.moves(table)
-        rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves)
+        literal = params.selection == "literal"
+        moves = 2 if literal else common.moves(table)
+        rows = point_rows_small(params.alpha, params.beta, epsilon, delta, moves, literal)
         return ErrorPromise(
             params.alpha,
             WRONG,

@@ -143,6 +143,10 @@ class LearnRectangles(Learner[LearnRectanglesParams]):
             assumes="some rectangle is right on every row",
         )
 
+    def count_shift(self, params: LearnRectanglesParams) -> int:
+        """Either end of a side lies in a cell, whose rows are off by two margins."""
+        return 4 * len(params.columns)
+
     def draw_at_rows(
         self, params: LearnRectanglesParams, table: Table, answer: Answer, source: Source
     ) -> Result:

@@ -74,6 +74,10 @@ class Mode(common.ReadsValues, Counted[ModeParams]):
         """Only the choosing mechanism compares with the number of rows."""
         return params.method == "choosing"
 
+    def count_shift(self, params: ModeParams) -> int:
+        """A share of the counted rows is one of all rows."""
+        return 0
+
     def event_at_rows(self, params: ModeParams, table: Table) -> Event:
         """The event of the chosen method. Raises `PlanRefused` below the choosing mechanism's
         minimum rows.

@@ -109,6 +109,10 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         error = min(error + Fraction(failing, params.shards), Fraction(1))
         return ErrorPromise(error, what, params.beta, "Theorem 2.21, Lemma 5.1", rows)
 
+    def count_shift(self, params: SanitizeBlocksParams) -> int:
+        """Twice the usual: each block's root is off by its part of two margins, and so is what divides it."""
+        return 4
+
     def draw_at_rows(
         self, params: SanitizeBlocksParams, table: Table, answer: Answer, source: Source
     ) -> Result:

@@ -29,6 +29,7 @@ from dpflow.core.contract.results import Result, Row, Synthetic
 from dpflow.core.contract.strict_models import Exact, Strict
 from dpflow.core.sampling.noisy_values import add_laplace
 from dpflow.core.sampling.randomness import Source
+from dpflow.core.toolbox.noise import half_width
 from dpflow.errors import PlanRefused
 from dpflow_private_learning.building_blocks import learning_params as common
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
@@ -125,7 +126,8 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
             elif part.rules == "points":
                 needed = peeling_rows(size, alpha, beta, epsilon)
             else:
-                needed = size * moves / float(epsilon * alpha) * math.log(size / beta)
+                # A question sums so many noises, each within the half-width.
+                needed = size * half_width(moves / epsilon, float(beta / size)) / float(alpha)
             rows = max(rows, needed)
         return ErrorPromise(alpha, "share of rows of a question", params.beta, "section 4.4", rows)
 

@@ -57,6 +57,13 @@ def largest_step(epsilon: float, queries: int, delta: float) -> float:
     return bisect_reals(lambda e: total_epsilon(e, queries, delta) >= epsilon, 0.0, 1.0, 200)[0]
 
 
+def noise_width(step: float, failure: float) -> float:
+    """How far the noise of one sum of values in [0, 1] stays within, but with this probability: the
+    discrete law, widest where the values are 0 and 1.
+    """
+    return log(2 / (failure * (1 + exp(-step)))) / step
+
+
 @dataclass(frozen=True)
 class MeanService:
     """Parameters of the mean-answering service.
@@ -88,7 +95,8 @@ def plan_service(queries: int, tau: float, beta: float, noise_share: float = 0.5
     # Both conditions of `transfer_bound`: failure at most beta/2, and its range of delta.
     delta = min(beta * epsilon / 8, epsilon / 16)
     step = largest_step(epsilon, queries, delta)
-    # Claim 1.3 for each of k answers at beta/(2 k).
+    # Claim 1.3 for each of k answers at beta/(2 k), with the lecture's continuous noise; `noise_width`
+    # asks for a few rows more.
     noise = log(2 * queries / beta) / (step * alpha)
     # The failure exp(-epsilon^2 m/8) at most beta/2, and epsilon at least sqrt(12/m).
     generalisation = max(8 * log(2 / beta) / epsilon**2, 12 / epsilon**2)

@@ -217,6 +217,6 @@ def proven_tau(params: MeanParams, table: Table, rows: int) -> float | None:
         middle = (low + high) / 2
         low, high = (middle, high) if composed_epsilon(middle) > middle else (low, middle)
         epsilon = high
-    # The noise: a union bound over k answers at the other half of beta.
-    tau = 6 * epsilon + log(2 * k / beta) / (m * step)
+    # A union bound over k answers at the other half of beta.
+    tau = 6 * epsilon + lecture_sizes.noise_width(step, beta / (2 * k)) / m
     return tau if tau < MOST_TOLERANCE else None
