@@ -9,8 +9,12 @@ import duckdb
 import pytest
 
 from dpflow import Ledger, api, sql
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
+from dpflow.engine.releases.grid_check import GridReader
 from dpflow.errors import PlanRefused
+from dpflow.tables.language.grouping import declare_columns
+from dpflow.tables.private import PrivateTable
 
 KINDS = ("DOUBLE", "FLOAT", "DECIMAL(5,2)", "DECIMAL(5,0)", "INTEGER")
 FRACTIONS = KINDS[:3]
@@ -48,6 +52,7 @@ HELD = (
     "hour(a)",
     "date_diff('hour', a, b)",
 )
+TWO_OF_V = {"v + 1": "v + 1", "v + y": "v + y"}
 BELOW = "FROM (SELECT u, {} AS f FROM t GROUP BY u)"
 
 
@@ -162,6 +167,51 @@ def test_numbers_of_a_units_rows_are_not_rounded(world: World, feature: str) -> 
             api.plan_sql(
                 text, tables=[table], ledger=world.ledger, scope=f"s{KINDS.index(kind)}", epsilon=1
             )
+
+
+def test_a_declared_expression_of_a_units_rows_has_the_grid_of_its_columns(world: World) -> None:
+    """Its type in the source is none, and that of the language tells nothing."""
+    of_rows = {"whole": "v + 1", "odd": "v % 2", "part": "y + 1"}
+    columns = {
+        name: {"expression": text, "lower": 0, "upper": 10} for name, text in of_rows.items()
+    }
+    table = world.open_table("DOUBLE", **columns)
+    common: dict[str, Any] = {"ledger": world.ledger, "scope": "s0", "epsilon": 1}
+    for feature in ("MAX(whole)", "SUM(odd)", "SUM(whole + odd)"):
+        assert sql(f"SELECT AVG(f) {BELOW.format(feature)}", tables=[table], **common)
+    with pytest.raises(PlanRefused, match="of column y, which holds DOUBLE"):
+        sql(f"SELECT AVG(f) {BELOW.format('MAX(part)')}", tables=[table], **common)
+
+
+@pytest.mark.parametrize("mechanism", ["predict_value", "predict_linear"])
+def test_a_predicted_number_is_not_rounded(world: World, mechanism: str) -> None:
+    """A session that learns it reads it as a value, not as a key."""
+    table = world.open_table("DOUBLE")
+    more = {"shards": 10} if mechanism == "predict_value" else {"size": 2000}
+    plan = api.plan(
+        mechanism, table, name=mechanism, scope="s0", epsilon=40, label="y", features=["v"],
+        predictions=3, **more,
+    )  # fmt: skip
+    left = world.ledger.remaining("s0").rows()
+    with pytest.raises(PlanRefused, match="reads column y, which holds DOUBLE .*declare step: 0"):
+        api.open_session(plan, world.ledger)
+    assert world.ledger.remaining("s0").rows() == left
+
+
+def test_each_type_is_asked_for_once(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection each would be dear on a server."""
+    asked, read = list[str](), PrivateTable.column_types
+
+    def note(private: PrivateTable, names: Any) -> Any:
+        asked.extend(names)
+        return read(private, names)
+
+    monkeypatch.setattr(PrivateTable, "column_types", note)
+    table = world.open_table("INTEGER")
+    columns = {name: Column(expression=text, lower=0, upper=9) for name, text in TWO_OF_V.items()}
+    grids, declared = GridReader(PrivateTable(table)), declare_columns(table, columns)
+    assert not any(grids.find_rounded(name, declared) for name in (*TWO_OF_V, "v", "y"))
+    assert sorted(asked) == ["v", "y"]
 
 
 @pytest.mark.parametrize(

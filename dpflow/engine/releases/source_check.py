@@ -6,7 +6,7 @@ from dpflow.core.contract.estimators import SqlEstimator
 from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.core.contract.requests import GroupEstimates
-from dpflow.engine.releases.grid_check import find_rounded
+from dpflow.engine.releases.grid_check import GridReader
 from dpflow.engine.releases.own_histogram import histogram_request
 from dpflow.engine.releases.plan import Plan
 from dpflow.errors import PlanRefused, UnfitColumn
@@ -72,6 +72,11 @@ def _check_grids(plan: Plan, private: PrivateTable) -> None:
                 f"{plan.request.name} reads column {name}, which holds {kind}, and its bounds are "
                 f"{'numbers' if holds_times else 'dates'}; {advice}"
             )
-    for name in plan.bounded_columns("label", "by"):
-        if rounded := find_rounded(name, plan.table, private):
+    # Labels of releases are keys; sessions that predict numbers read them as values.
+    keys, grids = (
+        ("label", "by") if isinstance(plan.mechanism, Mechanism) else ("by",),
+        GridReader(private),
+    )
+    for name in plan.bounded_columns(*keys):
+        if rounded := grids.find_rounded(name, plan.table):
             raise PlanRefused(f"{plan.request.name} {rounded}")

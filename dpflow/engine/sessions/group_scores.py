@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.estimators import Estimator, FromMoments, Rows, Subject
 from dpflow.core.contract.requests import GroupEstimates, GroupMoments, GroupValues
-from dpflow.engine.releases.grid_check import find_rounded
+from dpflow.engine.releases.grid_check import GridReader
 from dpflow.engine.sessions.row_scores import copy_rows, order_rows, score_halves
 from dpflow.errors import PlanRefused
 from dpflow.tables.private import PrivateTable
@@ -241,7 +241,8 @@ def exact_sums(
     up exactly.
     """
     columns, table = request.columns[: estimator.columns], private.declaration
-    if estimator.moments is None or any(find_rounded(one, table, private) for one in columns):
+    grids = GridReader(private)
+    if estimator.moments is None or any(grids.find_rounded(one, table) for one in columns):
         return None
     sums = GroupMoments(request.groups, columns, estimator.moments.measures)
     return sums if private.can_sum_exactly(sums) else None
