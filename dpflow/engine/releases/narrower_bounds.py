@@ -119,7 +119,9 @@ def _narrow_column(table: Table, name: str, search: ReleaseRecord, low: Ends, hi
         return table
     if column.missing != "skip" and not low[0] <= column.missing <= high[0]:
         return table
-    narrowed = Column.model_validate(column.model_dump() | {"lower": low[0], "upper": high[0]})
+    narrowed = Column.model_validate(
+        column.model_dump(exclude_unset=True) | {"lower": low[0], "upper": high[0]}
+    )
     limits = [*map(column.grid_value, column.grid_bounds())]
     excess = print_bound(low[1] + high[1], upper=True)
     narrowed.note_clamping(

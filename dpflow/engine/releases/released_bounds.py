@@ -197,7 +197,9 @@ def _apply_bounds(
                 "upper": _widen(ends["upper"], declared_column.step, math.ceil),
             }
             # Validated like a declared column: a search may find bounds that do not fit a step.
-            columns[column] = Column.model_validate(declared_column.model_dump() | wide)
+            columns[column] = Column.model_validate(
+                declared_column.model_dump(exclude_unset=True) | wide
+            )
             columns[column].note_clamping(_describe_outside(name, search, column, table))
         except ValidationError as error:
             raise PlanRefused(

@@ -68,6 +68,8 @@ def test_the_ends_fit_the_release(world: World) -> None:
         )
         column = plan.table.columns["cost"]
         assert column.lower == 0 and 0 < column.upper <= 10_000
+        # Nobody declared one, so fractions are refused, and not rounded to it.
+        assert "step" not in column.model_fields_set
         widths.append(column.upper)
     assert widths == sorted(widths) and widths[0] < 1000 and widths[-1] == 10_000
     assert math.log2(widths[0]).is_integer()

@@ -109,6 +109,17 @@ def test_a_search_counted_no_values_of_another_declaration(world: Tiny) -> None:
     assert told.endswith("'look' counted other values: how many are clamped is not known")
 
 
+def test_fractions_are_not_rounded_for_a_step_that_nobody_declared(world: Tiny) -> None:
+    """Bounds of a search are refused as the same ones in a declaration are; with a step they serve."""
+    world.fill(MANY.replace("20 + i % 50 AS age", "(i % 90) / 300.0 + 0.13 AS age"))
+    released(world, **SEARCH)
+    with pytest.raises(PlanRefused, match="reads column age, which holds DOUBLE .*declare step: 0"):
+        released(world, **TOTAL)
+    world.declare(columns=OPEN | {"age": {"step": "0.001"}})
+    (row,) = released(world, **TOTAL).result.rows
+    assert abs(float(row.value or 0) - 1113) < 120  # 23 scales of its noise
+
+
 def test_other_bounds_are_another_release(world: Tiny) -> None:
     """Two searches that found different numbers: two digests; a search that is repeated under its
     name changes nothing.
