@@ -59,11 +59,11 @@ class ErrorPromise:
         """
         if not math.isfinite(self.rows):
             return self
-        room = min(self.error, (1 - self.error) / 2)
-        least = max(math.ceil(self.rows), math.ceil(shift * margin / room))
+        moved, room = shift * margin, min(self.error, (1 - self.error) / 2)
+        least = max(1, math.ceil(self.rows), math.ceil(moved / room) if moved else 0)
         return replace(
             self,
-            error=self.error + Fraction(shift * margin, max(least, rows)),
+            error=self.error + Fraction(moved, max(least, rows)),
             failure=self.failure + beta,
             theorem=f"{self.theorem}, with rows counted within {2 * margin:,}",
             rows=least + 2 * margin,
