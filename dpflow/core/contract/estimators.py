@@ -268,14 +268,19 @@ class Estimator:
         """The query's options with defaults. Raises `UnknownName` or `InvalidInput` before anything
         is read.
         """
-        for name in query.options:
-            if name not in self.options:
-                raise UnknownName(f"option of estimator {self.name!r}", name, self.options)
         if len(query.columns) < self.columns:
             raise InvalidInput(
                 f"estimator {self.name!r} needs {self.columns} columns; name them in its order"
             )
+        self.check_options(query.options)
         return {**self.options, **query.options}
+
+    def check_options(self, options: Mapping[str, Fraction]) -> None:
+        """Raises `UnknownName` or `InvalidInput` for options that it cannot have."""
+        for name in options:
+            if name not in self.options:
+                raise UnknownName(f"option of estimator {self.name!r}", name, self.options)
+        self.find_range(options)
 
     def estimate_group(self, rows: Rows, subject: Subject, default: float | None = None) -> float:
         """The estimate on one group, or the default. Never raises because of a row."""

@@ -18,6 +18,7 @@ from dpflow.core.accounting.events import (
 )
 from dpflow.core.contract.columns import may_name
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.gate import Gate
 from dpflow.core.contract.interactive import InteractiveMechanism
 from dpflow.core.contract.mechanism import Delegation, Mechanism
 from dpflow.core.contract.requests import DataRequest, Records
@@ -125,6 +126,7 @@ def _plan_table(
     by = by if isinstance(by, str) else ""
     table, key_share = narrow_keys(table, by, request.where, request.blocks)
     _require_gate(mechanism, table)
+    _require_metric(mechanism, params, registry)
     sums_epsilons = bool(getattr(params, "delta", None)) and filters.sum_epsilons(request.scope)
     request, params, event = _choose_noise(request, mechanism, params, table, filters)
     _require_guarantee(event, mechanism, table)
@@ -242,6 +244,13 @@ def _require_gate(mechanism: AnyMechanism, table: Table) -> None:
             f"table {table.name!r} is a holdout, readable only through a gate session; "
             f"{mechanism.name} would read it, too, so declare another table for it"
         )
+
+
+def _require_metric(mechanism: AnyMechanism, params: BaseModel, registry: Registry) -> None:
+    """A session whose metric nobody knows, or not with these options, would be charged and answer nothing."""
+    metric = mechanism.find_metric(params) if isinstance(mechanism, Gate) else None
+    if metric is not None and isinstance(metric.estimator, str):
+        registry.find_estimator(metric.estimator).check_options(metric.options)
 
 
 def _require_guarantee(event: Event, mechanism: AnyMechanism, table: Table) -> None:

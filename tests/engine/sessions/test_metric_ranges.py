@@ -13,7 +13,7 @@ from dpflow import Session, hookimpl, plan
 from dpflow.core.contract.estimators import Estimator, FromMoments, Metric
 from dpflow.engine.planning.gate_design import _range_width
 from dpflow.engine.sessions.holdout_gate import parse_submission
-from dpflow.errors import InvalidInput, PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused, UnknownName
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -212,12 +212,22 @@ def test_a_log_loss_reaches_as_far_as_its_floor(
     assert width == pytest.approx(-math.log(float(floor or "1e-6")))
 
 
-@pytest.mark.parametrize("floor", ["0", "-1", "0.5", "0.0000000000000001"])
-def test_a_floor_that_keeps_no_loss_finite_is_refused(tiny: Tiny, table: Path, floor: str) -> None:
-    metric = {"estimator": "log_loss", "options": {"floor": floor}}
-    session = open_session(tiny, "gate", metric=metric, question="champion", **UNITS)
-    fields = {"name": "bold", "label": "sick", "predictions": scores(tiny)["bold"]}
-    candidate = session.load_candidate(parse_submission(session, fields))
-    with pytest.raises(InvalidInput, match="give one from 1e-15 to below 0.5"):
-        session.challenge(candidate, candidate)
-    assert session.remaining()["answered"] == 0
+@pytest.mark.parametrize("mechanism", ["gate", "reusable_holdout"])
+@pytest.mark.parametrize(
+    ("metric", "error"),
+    [
+        *(
+            ({"estimator": "log_loss", "options": {"floor": floor}}, InvalidInput)
+            for floor in ("0", "-1", "0.5", "0.0000000000000001")
+        ),
+        ({"estimator": "log_loss", "options": {"flor": "0.1"}}, UnknownName),
+        ("log_los", UnknownName),
+    ],
+)
+def test_a_metric_that_nothing_has_opens_no_session(
+    tiny: Tiny, table: Path, mechanism: str, metric: Any, error: type[Exception]
+) -> None:
+    """It would be charged and answer nothing: no loss is finite without a floor."""
+    more = UNITS | {"question": "champion"} if mechanism == "gate" else GROUPS
+    with pytest.raises(error, match="floor|estimator"):
+        open_session(tiny, mechanism, metric=metric, **more)
