@@ -158,7 +158,7 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
         ),
         pytest.param({"dates": None, "loads": ("i",)}, {"dates": None, "loads": ("j",)}, False, id="another-load"),
         pytest.param(
-            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("j",), "run_id": "x"}, True, id="two-loads-of-a-block"
+            {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("j",), "run_id": "x"}, False, id="the-later-load-alone"
         ),
         pytest.param(
             {"dates": None, "loads": ("i", "j")}, {"dates": None, "loads": ("i",), "run_id": "x"}, False, id="the-older-load-alone"
