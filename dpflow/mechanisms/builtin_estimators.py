@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -114,6 +114,22 @@ def _calibration_error(rows: Rows, subject: Subject) -> float:
     bin_of = np.minimum((p * bins).astype(int), bins - 1)
     gaps = np.bincount(bin_of, weights=truth - p, minlength=bins)
     return float(np.abs(gaps).sum() / len(p))
+
+
+def _quantile_range(options: Mapping[str, Fraction]) -> Literal["column"]:
+    if not 0 <= options["p"] <= 1:
+        raise InvalidInput(
+            f"p of column_quantile is a share of the rows, not {float(options['p']):g}; give one from 0 to 1"
+        )
+    return "column"
+
+
+def _calibration_range(options: Mapping[str, Fraction]) -> tuple[float, float]:
+    if options["bins"] not in range(1, 1001):
+        raise InvalidInput(
+            f"bins of calibration_error is a number of bins, not {float(options['bins']):g}; give a whole number from 1 to 1000"
+        )
+    return 0.0, 1.0
 
 
 def _right_differences(rows: Rows, subject: Subject) -> Floats:
@@ -241,7 +257,7 @@ SCORES = (
         _calibration_error,
         {"bins": Fraction(10)},
         better="lower",
-        range=(0.0, 1.0),
+        range=_calibration_range,
         label="binary",
     ),
     _mean_over_rows(
@@ -301,7 +317,7 @@ COLUMNS = (
         "p-quantile of a column",
         _column_quantile,
         options={"p": Fraction(1, 2)},
-        range="column",
+        range=_quantile_range,
     ),
     _of_columns(
         "column_correlation",

@@ -215,7 +215,7 @@ class Estimator:
         better: whether higher or lower numbers of it are better; a gate refuses claims that are too
         good.
         range: [low, high], to which its numbers are clamped, and of a mean over rows each score; "column" for the
-        bounds of its first column, a function from options to [low, high], or None if it has none of its own.
+        bounds of its first column, a function from options to either, or None if it has none of its own.
         row_scores: for a mean of one score for each row, these scores; the function may then be
         left out.
         pair_scores: for a mean over pairs of a positive row, whose label is 1, and a negative one, each
@@ -242,7 +242,7 @@ class Estimator:
     range: (
         tuple[float, float]
         | Literal["column"]
-        | Callable[[Mapping[str, Fraction]], tuple[float, float]]
+        | Callable[[Mapping[str, Fraction]], tuple[float, float] | Literal["column"]]
         | None
     ) = field(default=None, kw_only=True)
     row_scores: Callable[[Rows, Subject], Floats] | None = field(default=None, kw_only=True)

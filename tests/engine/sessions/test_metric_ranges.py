@@ -220,6 +220,11 @@ def test_a_log_loss_reaches_as_far_as_its_floor(
             ({"estimator": "log_loss", "options": {"floor": floor}}, InvalidInput)
             for floor in ("0", "-1", "0.5", "0.0000000000000001")
         ),
+        *(
+            ({"estimator": "calibration_error", "options": {"bins": bins}}, InvalidInput)
+            for bins in ("0", "0.5", "1001")
+        ),
+        ({"estimator": "column_quantile", "options": {"p": "1.5"}}, InvalidInput),
         ({"estimator": "log_loss", "options": {"flor": "0.1"}}, UnknownName),
         ("log_los", UnknownName),
     ],
@@ -229,5 +234,5 @@ def test_a_metric_that_nothing_has_opens_no_session(
 ) -> None:
     """It would be charged and answer nothing: no loss is finite without a floor."""
     more = UNITS | {"question": "champion"} if mechanism == "gate" else GROUPS
-    with pytest.raises(error, match="floor|estimator"):
+    with pytest.raises(error, match="floor|bins|estimator|share"):
         open_session(tiny, mechanism, metric=metric, **more)
