@@ -268,7 +268,7 @@ def test_answers_that_teach_nothing_are_said_to(doors: Doors) -> None:
 @pytest.mark.usefixtures("written")
 def test_a_student_answers_for_the_search_of_its_bounds(tmp_path: Path) -> None:
     """Points are clamped to searched bounds, and its scaler shows them: by the answers alone it was called (1, 0)-DP."""
-    columns = {**DECLARATION["columns"], "x": {}}
+    columns = {**DECLARATION["columns"], "x": {"step": "0.001"}}
     doors = Doors(tmp_path, columns=columns)
     search = {"name": "x bounds", "mechanism": "bounds", "table": "loans.yml", "scope": "loans"}
     found = dpflow.plan(**search | {"table": doors.declaration}, column="x", epsilon="3")
