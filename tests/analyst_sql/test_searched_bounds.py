@@ -55,7 +55,8 @@ def test_the_text_names_the_search(world: World) -> None:
     text = f"-- dp: bounds=look, epsilon=0.2\n{SUMS}"
     plan = plan_sql(world, text, epsilon=None, bounds=None)
     (said,) = (note for note in plan.explain()["notes"] if note.startswith("bounds of cost"))
-    assert "from 0 to 8: inside 0 to 10000; 'look' found that values exceed it by at most" in said
+    assert said.startswith("bounds of cost from 0 to 8 (9 grid points, ")
+    assert "inside 0 to 10000; 'look' found that values exceed it by at most" in said
     (column,) = (one for one in plan.explain()["columns"] if one["column"] == "s")
     (whole,) = (
         one
