@@ -137,7 +137,9 @@ class AirflowPages(Host):
                 "data_interval_start": run.data_interval_start,
                 "data_interval_end": run.data_interval_end,
                 # A day means something by the schedule of its DAG, which may be gone.
-                "params": dag and dict(dag.params) | (run.conf or {}),
+                "params": {
+                    "day": dag and ((run.conf or {}).get("day") or _read_default(dag, "day"))
+                },
                 "triggering_asset_events": {"": list(run.consumed_asset_events)},
                 "dag": dag,
             }
@@ -177,3 +179,8 @@ def _find_run_id(dag_id: str, name: str) -> str:
     newest = select(DagRun.run_id).where(DagRun.dag_id == dag_id, or_(*same))
     with create_session() as session:
         return session.scalar(newest.order_by(DagRun.run_after.desc()).limit(1)) or ""
+
+
+def _read_default(dag: Any, name: str) -> Any:
+    """The default of a param; None without one. Unread are all others: a required one raises where nobody gave it."""
+    return getattr(dag.params.get_param(name), "value", None) if name in dag.params else None

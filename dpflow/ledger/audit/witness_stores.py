@@ -368,9 +368,8 @@ class ObjectPlace(NumberedPlace):
     def _naming_faults(self) -> Iterator[None]:
         try:
             yield
-        except (
-            PermissionError
-        ):  # also of credentials that expired, which a later try may have again
+        # Also of credentials that expired, which a later try may have again.
+        except PermissionError:
             raise _Denied(str(self._unreachable("access denied"))) from None
         except DpflowError:
             raise
