@@ -18,7 +18,7 @@ import typer
 
 from dpflow.catalogue import FILE_NAME, Catalogue, find_catalogue, locate_ledger
 from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json, show_table
-from dpflow.cli.plan_schedule import Wishes, parse_date, read_jobs
+from dpflow.cli.plan_schedule import Wishes, parse_date, parse_last_date, read_jobs
 from dpflow.client.local import paying_scopes
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.planning.missing_runs import check_job_runs, describe_runs
@@ -130,10 +130,7 @@ def check_runs(
         raise InvalidInput(
             "no ledger was named, and only it knows what was released; name one with --ledger"
         )
-    first, last = parse_date("--since", since), parse_date("--until", until)
-    # A date alone is a whole day.
-    if last and until and len(until) <= 10:
-        last = dt.datetime.combine(last, dt.time.max, last.tzinfo)
+    first, last = parse_date("--since", since), parse_last_date("--until", until)
     wishes = Wishes(None, None, None, {}, None, {}, {})
     now, registry = dt.datetime.now(dt.UTC), Registry.load()
     for job in read_jobs(place, wishes, book):

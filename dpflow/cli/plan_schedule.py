@@ -68,7 +68,7 @@ class Wishes:
         return cls(
             parse_date("--start", start),
             _parse_span(every),
-            parse_date("--until", until),
+            parse_last_date("--until", until),
             granted,
             runs,
             _parse_pairs("--share", shares),
@@ -306,6 +306,13 @@ def parse_date(option: str, value: str | None) -> dt.datetime | None:
         ) from None
     # UTC, so that a forecast does not depend on the machine it is made on.
     return date if date.tzinfo else date.replace(tzinfo=dt.UTC)
+
+
+def parse_last_date(option: str, value: str | None) -> dt.datetime | None:
+    """As `parse_date`, but a date alone is its whole day."""
+    date = parse_date(option, value)
+    is_day = date is not None and len(value or "") <= 10
+    return dt.datetime.combine(date, dt.time.max, date.tzinfo) if date and is_day else date
 
 
 def _parse_span(value: str | None) -> dt.timedelta | None:

@@ -65,6 +65,16 @@ def test_a_folder_of_release_files(tiny: Tiny, plan: Run) -> None:
     )
 
 
+def test_a_last_date_is_its_whole_day(tiny: Tiny, plan: Run) -> None:
+    """A day has two runs; with a time only what is before it counts."""
+    half = ("--start", "2020-01-01", "--every", "12h", "--ledger", tiny.ledger, "--json")
+    counts = [
+        plan(".", *half, "--until", last)["scopes"][0]["runs"]
+        for last in ("2020-01-01", "2020-01-01T06:00")
+    ]
+    assert counts == [2, 1]
+
+
 def test_a_narrow_terminal_loses_nothing(
     tiny: Tiny, plan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -436,6 +436,10 @@ def find_reviewed(
 
     Raises `InvalidInput` where there is no champion that can be scored again, or none to compare it with.
     """
+    if file := promoter.find_missing():
+        raise InvalidInput(
+            f"there is no {file}, which would say who is champion; restore it, or submit candidates first"
+        )
     standing, former = promoter.find_champion(), promoter.find_replaced()
     champion = None if standing is None else _find_standing(session, standing, promoter)
     if standing is None or champion is None:
