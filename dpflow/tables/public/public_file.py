@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import secrets
 import shutil
 import threading
@@ -214,9 +215,10 @@ def _part(database: Path) -> Path:
 
 def _remove_parts(database: Path) -> None:
     """Copies of writers that were killed: only whoever has the turn makes any."""
-    start = f".{database.name}."
+    # Of this file alone: a writer of `released` leaves the copy of one of `released.duckdb`.
+    name = re.compile(rf"\.{re.escape(database.name)}\.[0-9a-f]{{16}}\.part(\.wal)?")
     for file in database.parent.iterdir():
-        if file.name.startswith(start) and file.name.endswith((".part", ".part.wal")):
+        if name.fullmatch(file.name):
             file.unlink(missing_ok=True)
 
 

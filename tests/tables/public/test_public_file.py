@@ -140,6 +140,22 @@ def test_a_kill_leaves_all_or_nothing(tmp_path: Path, point: str, there: bool) -
     assert "r2" in published_ids(path, "releases") and leftovers(path) == []
 
 
+def test_a_writer_leaves_the_copy_of_a_longer_name(tmp_path: Path) -> None:
+    """It takes away what killed writers of its own file left, and nobody else's."""
+    longer, left = tmp_path / "released.duckdb", tmp_path / f".released.{'0' * 16}.part"
+    left.touch()
+
+    def write(connection: duckdb.DuckDBPyConnection) -> bool:
+        connection.execute("CREATE TABLE mine AS SELECT 1 AS x")
+        subprocess.run(
+            [sys.executable, "-c", WRITE, str(tmp_path / "released"), "r", "1"], check=True
+        )
+        return True
+
+    write_file(longer, 60, write)
+    assert query(longer, "FROM mine") == [(1,)] and not left.exists()
+
+
 def test_what_users_made_in_the_file_is_kept(tmp_path: Path) -> None:
     """Tables with their keys and indexes, views, macros and schemas; the file's rights and links, too."""
     path, link = tmp_path / "out.duckdb", tmp_path / "link.duckdb"
