@@ -117,7 +117,7 @@ def publish_view(
             connection.execute(f"INSERT OR IGNORE INTO {_NOTES} VALUES (lower(?))", [view])
         connection.execute(f"CREATE SCHEMA IF NOT EXISTS {_ROWS}")
         before = _read_columns(connection, name)
-        stored = _merge_columns(before, columns)
+        stored = merge_columns(before, columns)
         if not before:
             connection.execute(f"CREATE OR REPLACE TABLE {rows} (block VARCHAR, run VARCHAR)")
             connection.execute(
@@ -227,7 +227,7 @@ def fits_columns(stored: Sequence[str], columns: Sequence[str]) -> bool:
     return own <= rest and all(column.startswith(beside) for column in rest - own)
 
 
-def _merge_columns(
+def merge_columns(
     stored: Sequence[tuple[str, str]], columns: Sequence[tuple[str, str, Any]]
 ) -> list[tuple[str, str]]:
     """The columns of stored answers and of one more, each with a type that holds the values of both."""

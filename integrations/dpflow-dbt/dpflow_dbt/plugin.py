@@ -23,15 +23,18 @@ from dpflow.catalogue import find_server, locate_ledger
 from dpflow.client.open_client import connect
 from dpflow.counted import counted
 from dpflow.engine.releases.request import require_public
-from dpflow.errors import DpflowError, InvalidInput
+from dpflow.error_boundary import contain_errors
+from dpflow.errors import DpflowError, InvalidInput, NotPublished
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables.public.named_tables import AnswerRun, fits_columns
+from dpflow.tables.access.sql import quote_name
+from dpflow.tables.public.named_tables import AnswerRun, fits_columns, merge_columns
 
 log = AdapterLogger("dpflow")
 
-#: Columns of a model's table beside the query's own.
-ABOUT = ("block", "run", "interval_start", "released_at", "releases")
+#: Columns of a model's table beside the query's own, with their types.
+ABOUT = dict.fromkeys(("block", "run", "interval_start", "released_at", "releases"), "VARCHAR")
+ABOUT |= dict.fromkeys(("interval_start", "released_at"), "TIMESTAMP")
 #: What ``meta.dpflow`` of a model may hold beside ``parameters``, values of ``$name``, and ``run``, which may begin with
 #: the start of its interval: options of `dpflow.sql`.
 _OPTIONS = tuple(name for name in OPTIONS if name != "name")
@@ -89,7 +92,14 @@ class Plugin(BasePlugin):
             answer, blocks, scope = self._ask_ledger(model, options, parameters, run)
         columns = [column[:3] for column in answer.list_published()]
         told = AnswerRun(blocks, run, answer.released_at, releases=answer.release_ids)
-        write_answer(self._connection.cursor(), str(relation), columns, told, model.get("existing"))
+        cursor, existing = self._connection.cursor(), model.get("existing")
+        contain_errors(
+            lambda: write_answer(cursor, str(relation), columns, told, existing),
+            lambda error: NotPublished(
+                f"the answer of {model['id']} is stored in the ledger, and could not be written as its table "
+                f"({type(error).__name__}); make the file writable, and build again, which charges nothing"
+            ),
+        )
         if answer.rows_left_out:
             rows = counted(answer.rows_left_out, "row")
             log.warning(
@@ -176,17 +186,23 @@ class Plugin(BasePlugin):
         if existing is None:
             return
         with self._connection.cursor() as cursor:
-            stored = [name for name, *_ in cursor.execute(f"DESCRIBE FROM {existing}").fetchall()]
-        if missing := [name for name in ABOUT if name not in stored]:
+            stored = dict(_describe_columns(cursor, existing))
+        if missing := [name for name in ABOUT if stored.get(name) != ABOUT[name]]:
             raise InvalidInput(
-                f"the model's table has no column {missing[0]!r}, so it holds no answers of dpflow; nothing was charged; move "
-                "it away, or begin anew with --full-refresh"
+                f"the model's table has no column {missing[0]!r} {ABOUT[missing[0]]}, so it holds no answers of dpflow; nothing "
+                "was charged; move it away, or begin anew with --full-refresh"
             )
         if not fits_columns([name for name in stored if name not in ABOUT], columns):
             raise InvalidInput(
                 "the model's table has answers of other columns; nothing was charged; call the model otherwise, or begin "
                 "its table anew with --full-refresh"
             )
+
+
+def _describe_columns(cursor: Any, relation: str) -> list[tuple[str, str]]:
+    """Names and types of a table's columns."""
+    described = cursor.execute(f"DESCRIBE FROM {relation}").fetchall()
+    return [(name, kind) for name, kind, *_ in described]
 
 
 def write_answer(
@@ -197,37 +213,31 @@ def write_answer(
     existing: str | None = None,
 ) -> None:
     """Write an answer as a table, whole, in the place of one of this name: its columns and `ABOUT`; with the
-    rows of ``existing`` that are about other blocks and runs. A column that one of both has not is NULL there.
+    rows of ``existing`` that are about other blocks and runs. A column that one of both has not is NULL there, and a
+    type holds the values of both.
 
     Args:
         relation, existing: names of tables, already quoted.
         columns: names, types and values.
     """
-    values = [list(values) for _, _, values in columns]
-    places = [
-        f'unnest(CAST(? AS {kind}[])) AS "{name.replace(chr(34), chr(34) * 2)}"'
-        for name, kind, _ in columns
-    ]
-    places += [
-        "CAST(? AS VARCHAR) AS block",
-        "CAST(? AS VARCHAR) AS run",
-        "CAST(? AS TIMESTAMP) AS interval_start",
-        "CAST(? AS TIMESTAMP) AS released_at",
-        "CAST(? AS VARCHAR) AS releases",
-    ]
     key = [about.block, about.run]
-    parameters: list[Any] = [
-        *values,
-        *key,
-        about.interval,
-        about.released_at,
-        ",".join(about.releases),
-    ]
-    select = f"SELECT {', '.join(places)}"
-    if existing is not None:
-        others = f"SELECT * FROM {existing} WHERE NOT (block = ? AND run = ?)"
-        select = f"{others} UNION ALL BY NAME {select}"
-        parameters = [*key, *parameters]
+    parameters: list[Any] = [list(values) for _, _, values in columns]
+    parameters += [*key, about.interval, about.released_at, ",".join(about.releases)]
     with cursor:
+        stored = [] if existing is None else _describe_columns(cursor, existing)
+        own = [column for column in stored if column[0] not in ABOUT]
+        kinds = {name.casefold(): kind for name, kind in merge_columns(own, columns)}
+        places = [
+            f"CAST(unnest(CAST(? AS {kind}[])) AS {kinds[name.casefold()]}) AS {quote_name(name)}"
+            for name, kind, _ in columns
+        ]
+        places += [f"CAST(? AS {kind}) AS {name}" for name, kind in ABOUT.items()]
+        select = f"SELECT {', '.join(places)}"
+        if existing is not None:
+            names = [(quote_name(name), kinds.get(name.casefold(), kind)) for name, kind in stored]
+            listed = ", ".join(f"CAST({name} AS {kind}) AS {name}" for name, kind in names)
+            others = f"SELECT {listed} FROM {existing} WHERE NOT (block = ? AND run = ?)"
+            select = f"{others} UNION ALL BY NAME {select}"
+            parameters = [*key, *parameters]
         # One statement: whatever ends it, the earlier table stays.
         cursor.execute(f"CREATE OR REPLACE TABLE {relation} AS {select}", parameters)

@@ -299,7 +299,7 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     # A table that dpflow did not write is not added to.
     project.published.execute("CREATE TABLE made_up AS SELECT 'Bonn' AS city, 7 AS n")
     config = {"id": "m", "sql": f"{DAILY} LIMIT 1", "options": {"epsilon": 2}, "existing": "made_up"}  # fmt: skip
-    with pytest.raises(DbtRuntimeError, match="no column 'block', so it holds no answers"):
+    with pytest.raises(DbtRuntimeError, match="no column 'block' VARCHAR, so it holds no answers"):
         project.plugin.store(SimpleNamespace(relation='"main"."answer"', config=config))
     assert project.spent() == spent
     # A day without a row has the same columns, and takes no other's place.
@@ -307,6 +307,59 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     build(project, "2020-01-03", sql=f"{DAILY} HAVING n > 1000000")
     assert project.published.execute(read).fetchall() == both
     assert project.published.execute("DESCRIBE m").fetchall() == described
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "kind"),
+    [
+        ("hour", "city", "VARCHAR"),
+        ("city", "late", "VARCHAR"),
+        ("day", "hour", "VARCHAR"),
+        ("late", "day", "VARCHAR"),
+        ("hour", "sum(age)", "DOUBLE"),
+        ("avg(age)", "hour", "DOUBLE"),
+    ],
+)
+def test_a_column_may_change_its_type(project: Project, first: str, second: str, kind: str) -> None:
+    """Rows of other runs stay. It was charged, and DuckDB could not write it beside them, at no build."""
+    declared = (project.folder / "visits.yml").read_text()
+    more = "day: {public_keys: ['2020-01-01']}, hour: {public_keys: ['1', '2']}, late: {public_keys: ['true', 'false']}"
+    (project.folder / "visits.yml").write_text(declared.replace("age:", f"{more}, age:"))
+    with duckdb.connect(str(project.folder / "private.duckdb")) as connection:
+        connection.execute(
+            "CREATE OR REPLACE TABLE visits AS SELECT *, DATE '2020-01-01' AS day, 1 + age % 2 AS hour, age > 50 AS late FROM visits"
+        )
+
+    def query(column: str) -> str:
+        text = f"SELECT {column} AS k, COUNT(*) AS n FROM visits"
+        return text if "(" in column else f"{text} GROUP BY {column}"
+
+    build(project, "2020-01-01", query(first))
+    rows = project.published.execute("SELECT count(*), sum(n) FROM m").fetchall()
+    build(project, "2020-01-02", query(second))
+    read = "SELECT count(*), sum(n) FROM m WHERE run = '2020-01-01'"
+    assert project.published.execute(read).fetchall() == rows and project.spent() == "1"
+    assert project.published.execute("SELECT any_value(typeof(k)) FROM m").fetchone() == (kind,)
+    build(project, "2020-01-02", query(second))
+    assert project.spent() == "1"
+
+
+def test_an_answer_that_cannot_be_written_is_said_in_our_words(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Building again writes the stored answer, and charges nothing."""
+
+    def fail(*_: Any) -> None:
+        raise duckdb.IOException("the disk is full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sys.modules["dpflow_dbt.plugin"], "write_answer", fail)
+        with pytest.raises(
+            DbtRuntimeError, match="stored in the ledger.*IOException.*build again"
+        ) as caught:
+            project.store()
+    assert caught.value.__context__ is None and project.spent() == "0.5"
+    assert len(project.store()) == 2 and project.spent() == "0.5"
 
 
 def test_a_run_is_answered_by_itself(project: Project) -> None:
