@@ -168,8 +168,8 @@ def run_contract(
         find_home(project)
     receipts, data = list[dict[str, Any]](), list[str]()
 
-    def record(passed: bool) -> None:
-        """What a gate must know: somebody was told of these rows."""
+    def record(passed: bool | None) -> None:
+        """What a gate must know: somebody was told of these rows. None where they were not judged."""
         if ledger is None:
             return
         entry = {
@@ -200,7 +200,7 @@ def run_contract(
             raise
         except Exception:
             # Rows may decide that they cannot be judged, and how it fails.
-            record(False)
+            record(None)
             raise
     else:
         if ledger is None:

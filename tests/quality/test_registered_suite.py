@@ -21,6 +21,7 @@ from dpflow.errors import (
     InvalidDeclaration,
     InvalidInput,
     PlanRefused,
+    TableBusy,
     TableUnreadable,
     UnexpectedFailure,
 )
@@ -127,6 +128,22 @@ def test_a_registered_suite_tells_one_bit(
         assert SECRET not in str(error.value) and error.value.__context__ is None
     noted = [entry for entry in world.ledger.history() if entry.kind == "contract"]
     assert [entry.body["passed"] for entry in noted] == [True, not broken]
+    assert world.ledger.verify().ok
+
+
+def test_rows_that_were_not_judged_are_no_verdict(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were recorded as not kept, though nobody had seen one. A gate hears of them all the same."""
+
+    def fail(*_: Any) -> bool:
+        raise TableBusy("written by another process")
+
+    monkeypatch.setattr(contract_run, "check_suite", fail)
+    with pytest.raises(TableBusy):
+        world.run()
+    (entry,) = [entry for entry in world.ledger.history() if entry.kind == "contract"]
+    assert entry.body["passed"] is None and entry.body["data"]
     assert world.ledger.verify().ok
 
 
