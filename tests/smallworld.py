@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -101,6 +103,17 @@ class Tiny:
         """Make the table afresh."""
         self.database.unlink(missing_ok=True)
         self.database.write_bytes(_write_database(sql))
+
+    def lose_entries(self) -> None:
+        """Restore an old copy of the ledger, and recover without a checkpoint: all scopes are closed."""
+        copy = self.ledger.with_name("copy.sqlite")
+        with contextlib.closing(sqlite3.connect(self.ledger)) as connection:
+            connection.execute("VACUUM INTO ?", [str(copy)])
+        Ledger(self.ledger).grant("lost", 1, 0, table=None, principal="owner")
+        for end in ("-wal", "-shm"):
+            self.ledger.with_name(self.ledger.name + end).unlink(missing_ok=True)
+        copy.replace(self.ledger)
+        assert "visits" in Ledger(self.ledger).recover(reason="disk", principal="owner")
 
     def file(self, **changes: Any) -> Path:
         """Write a release file."""

@@ -11,7 +11,8 @@ from dpflow.airflow.task_context import dag_folder, dag_principal, map_failures,
 
 
 class BudgetGrantOperator(PrivacyOperator):
-    """Grant a scope its budget; do nothing if it has just this one.
+    """Grant a scope its budget; do nothing if it has just this one. A scope that a recovery closed is refused: who grants
+    it again must know what the lost entries may have spent, which no DAG does.
 
     :param scope: such as ``flights`` (templated).
     :param epsilon: an exact amount, such as ``"0.5"`` (templated).
@@ -60,7 +61,7 @@ class BudgetGrantOperator(PrivacyOperator):
         """Grant unless the scope has this grant; see the class."""
         from dpflow.core.accounting import amounts
         from dpflow.core.accounting.privacy_filters import make_filter
-        from dpflow.errors import LedgerUnavailable
+        from dpflow.errors import LedgerUnavailable, PlanRefused
         from dpflow.ledger import GrantProposal
         from dpflow.tables.access.declarations import load_table
 
@@ -71,6 +72,11 @@ class BudgetGrantOperator(PrivacyOperator):
         if self.tail_share is not None:
             share = amounts.parse_exact("tail_share", self.tail_share)
         for granted in ledger.scopes():
+            if granted.scope == self.scope and granted.closed:
+                raise PlanRefused(
+                    f"scope {self.scope!r} is closed: entries were lost that may have charged it, and a DAG grants the same "
+                    f"whatever these were; its owner grants it by hand: dpflow ledger grant {self.scope}"
+                )
             # Every run of a DAG comes here: a grant that changes nothing adds no entry.
             if (
                 granted.scope == self.scope

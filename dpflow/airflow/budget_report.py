@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 #: Budgets that an XCom holds: a scope has one for each block, and years of days are many.
 _MOST_BUDGETS = 10
-#: From here on a budget counts as nearly exhausted.
 
 
 def summarise_budgets(left: Remaining) -> dict[str, Any]:
     """What remains in a scope, short enough for an XCom: the fullest ``budgets`` as exact amounts in
     texts, at most ten of them; of all its ``blocks`` how many are ``exhausted`` and ``nearly_exhausted``
-    (four fifths used, or more); and the address of its ``page`` below Airflow's host.
+    (four fifths used, or more); whether a recovery ``closed`` it; and the address of its ``page`` below Airflow's host.
     """
     rows = sorted(left.rows(), key=lambda row: row["used"], reverse=True)
     spent = [cost for _, cost in left.spent]
@@ -35,6 +34,7 @@ def summarise_budgets(left: Remaining) -> dict[str, Any]:
             left.scope.has_used(cost) and not left.scope.has_used(cost, Fraction(1))
             for cost in spent
         ),
+        "closed": left.scope.closed,
         "page": make_scope_path(left.scope.scope),
     }
 
@@ -76,8 +76,9 @@ class BudgetReportOperator(PrivacyOperator):
         report = summarise_budgets(open_ledger(self.ledger_conn_id, folder).remaining(scope))
         fullest = report["budgets"][0]
         self.log.info(
-            "scope %s: %d budgets; the fullest%s is used by %d %%%s",
+            "scope %s%s: %d budgets; the fullest%s is used by %d %%%s",
             scope,
+            ", closed until its owner grants it again" if report["closed"] else "",
             report["blocks"],
             f", block {fullest['block']}," if fullest["block"] else "",
             whole_percent(fullest["used"]),

@@ -241,6 +241,13 @@ def _check_scopes(
             f"{FILE_NAME} pays from scope {catalogue.scope!r}, which has no budget; dpflow ledger grant {catalogue.scope} "
             f"--epsilon 1 --delta 1e-6 --table TABLE",
         )
+    for name in (name for name, scope in names.items() if scope.closed):
+        yield ProjectFinding(
+            f"scope {name}",
+            "wrong",
+            "closed: entries were lost that may have charged it; its owner grants it again, knowing what may be spent: "
+            f"dpflow ledger grant {name}",
+        )
     for name, table in tables.items():
         if isinstance(table, DpflowError):
             continue

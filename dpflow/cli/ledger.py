@@ -84,7 +84,11 @@ def show_scopes(
     amounts = ("epsilon granted", "epsilon left", "delta left")
     columns = ("scope", "block", *amounts, "filter", "used", "protects")
     show_table("remaining", columns, ([row[c.replace(" ", "_")] for c in columns] for row in cells))
-    for witness in [] if service is not None else book.witness_states():
+    if service is not None:
+        return
+    for name in [granted.scope for granted in book.scopes() if granted.closed]:
+        print(f"{name} is closed until its owner grants it again: lost entries may have charged it")
+    for witness in book.witness_states():
         print(witness)
 
 

@@ -234,8 +234,9 @@ def _scope_rows(row: dict[str, Any]) -> list[tuple[str, str]]:
             f"{', '.join(changed[:3])}{f' and {len(changed) - 3} more' if changed[3:] else ''}"
         )
     costs = f"epsilon {row['round']['epsilon']}, delta {row['round']['delta']}{once}"
+    closed = "; closed: its owner grants it again" if row["closed"] else ""
     rows = [
-        ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']})"),
+        ("grant", f"epsilon {row['epsilon']}, delta {row['delta']} ({row['filter']}){closed}"),
         ("charged", row["charged"]),
         ("a round costs", costs),
         ("rounds that fit", _count_text(row["rounds_that_fit"])),

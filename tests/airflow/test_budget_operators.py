@@ -287,6 +287,36 @@ def test_a_dag_may_grant_and_report(tiny: Tiny, dag: Any) -> None:
             run(made, task_id)
 
 
+def test_a_dag_does_not_open_a_closed_scope(tiny: Tiny, dag: Any) -> None:
+    """It said that the scope has this grant, and every release behind it was refused. The same terms by hand open it."""
+    from airflow_names import AirflowFailException
+
+    from dpflow.engine.planning.report import list_faults
+    from dpflow.engine.planning.simulate import Forecast, Outlook
+
+    grant: Any = {"epsilon": 1, "delta": 0, "table": None, "principal": "ann"}
+    Ledger(tiny.ledger).grant("new", **grant)
+    tiny.lose_entries()
+    ledger = Ledger(tiny.ledger)
+    made = dag(
+        """
+        BudgetGrantOperator(task_id="same", scope="new", table=None, epsilon="1")
+        BudgetGrantOperator(task_id="more", scope="new", table=None, epsilon="2")
+        BudgetReportOperator(task_id="report", scope="new")
+        """
+    )
+    for task_id in ("same", "more"):
+        with pytest.raises(
+            AirflowFailException, match="closed: .* by hand: dpflow ledger grant new"
+        ):
+            run(made, task_id)
+    assert run(made, "report")["closed"] and ledger.scope("new").closed
+    seen = Forecast((), (), {"new": Outlook(ledger.scope("new"))}, (), None, {}, frozenset())
+    assert "scope new is closed" in list_faults(seen, 1)[0]
+    ledger.grant("new", **grant)
+    assert not run(made, "same")["closed"]
+
+
 def test_a_grant_that_waits_fails_retryably(tiny: Tiny, dag: Any) -> None:
     """Where two principals must agree, a DAG proposes once, and goes on when the other has approved."""
     from airflow_names import AirflowFailException

@@ -65,6 +65,16 @@ def test_what_fits_is_said(project: Tiny) -> None:
     assert Ledger(project.ledger).releases() == []
 
 
+def test_a_closed_scope_is_said(project: Tiny) -> None:
+    """Of a budget that a recovery closed, check said that it pays, and show that it is used up."""
+    project.lose_entries()
+    status, findings = check(project.folder)
+    assert status == 1 and findings["scope visits"][0] == "wrong"
+    assert "dpflow ledger grant visits" in findings["scope visits"][1]
+    with inside(project.folder):
+        assert "visits is closed until its owner grants it again" in run_main(["ledger", "show"])[1]
+
+
 def test_without_a_catalogue(tmp_path: Path) -> None:
     """The first thing to do."""
     status, findings = check(tmp_path)

@@ -52,6 +52,7 @@ def _describe_scope(seen: Forecast, name: str, outlook: Outlook) -> dict[str, An
         "filter": rule.name,
         "epsilon": exact_text(rule.epsilon),
         "delta": exact_text(rule.delta),
+        "closed": granted.closed,
         "charged": "each block" if granted.blocks else "the scope",
         "once": _cost_texts(total_cost(rule, [(event, 1) for event in once])),
         "round": _cost_texts(total_cost(rule, [(event, 1) for event in per_round])),
@@ -131,7 +132,11 @@ def list_faults(forecast: Forecast, share: float) -> list[str]:
     faults = []
     for name, outlook in forecast.outlooks.items():
         over = next(((when, used) for when, used in outlook.burn if used > share), None)
-        if outlook.refused:
+        if outlook.scope.closed:
+            faults.append(
+                f"scope {name} is closed: entries were lost that may have charged it; have its owner grant it again"
+            )
+        elif outlook.refused:
             block = f", block {outlook.block}" if outlook.block else ""
             faults.append(
                 f"scope {name} is exhausted at {outlook.refused.isoformat()}{block}; release less, or raise its grant"
