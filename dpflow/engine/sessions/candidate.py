@@ -18,7 +18,7 @@ import warnings
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -27,6 +27,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import Field, model_validator
 
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.estimators import AnyEstimator, Rows, SqlEstimator
 from dpflow.core.contract.strict_models import Exact, Strict
 from dpflow.engine.sessions import mlflow_models
@@ -35,7 +36,7 @@ from dpflow.engine.sessions.model_parts import find_odd_part
 from dpflow.engine.sessions.row_wise_models import make_row_wise
 from dpflow.errors import InvalidInput
 from dpflow.extras import require_extra
-from dpflow.tables import read_predictions
+from dpflow.tables import PredictionTable, read_predictions
 
 #: Beside what skops trusts by itself: scikit-learn's own compiled structures, which hold numbers
 #: only.
@@ -200,6 +201,14 @@ class Candidate:
     rival: Callable[[Rows], Any] | None = field(default=None, repr=False)
     predicts_rows_alone: bool = False
     models: tuple[LoadedModel, ...] = field(default=(), repr=False)
+    table: PredictionTable | None = field(default=None, repr=False)
+
+    def match_ids(self, kind: str, declared: Column) -> Candidate:
+        """The same, whose table of predictions is looked up by ids as rows have them. Raises `InvalidInput`."""
+        if self.table is None:
+            return self
+        table = self.table.match_type(kind, declared)
+        return replace(self, predict=table.predict, score=table.score)
 
     def require_running(self) -> None:
         """Raise `CandidateStopped` if a process of its models ended, whatever scores there are meanwhile."""
@@ -281,6 +290,7 @@ def load_candidate(submission: Submission, load: ModelLoader | None = None) -> C
     score: Callable[[Rows], Any] | None = None
     rival: Callable[[Rows], Any] | None = None
     models: list[LoadedModel] = []
+    table: PredictionTable | None = None
     if submission.predictions is not None:
         table = read_predictions(
             **submission.predictions.model_dump(exclude={"score"}),
@@ -305,7 +315,9 @@ def load_candidate(submission: Submission, load: ModelLoader | None = None) -> C
         models.append(other)
     # A table's predictions are looked up; without a model there are none.
     alone = all(model.predicts_rows_alone for model in models)
-    return Candidate(submission, about.hexdigest(), predict, score, rival, alone, tuple(models))
+    return Candidate(
+        submission, about.hexdigest(), predict, score, rival, alone, tuple(models), table
+    )
 
 
 def name_version(submission: Submission) -> Submission:

@@ -129,7 +129,7 @@ def load_upload(submission: Mapping[str, Any]) -> dict[str, Any]:
         scores = None if table.scores is None else _list_numbers(table.scores)
         upload["predictions"] = {
             "column": place.id,
-            "ids": table.ids.tolist(),
+            "ids": table.list_ids(),
             "predictions": _list_numbers(table.predictions),
             "scores": scores,
         }

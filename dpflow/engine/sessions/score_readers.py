@@ -201,6 +201,7 @@ class ScoreReaders:
     ) -> GroupReader:
         """What reads where in the metric's range each unit's score is."""
         private, blocks = self._private, self._plan.request.blocks
+        candidate = self._match_ids(candidate)
         private.check_request(statistic, blocks)
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_shares(query, query.estimator, candidate)
@@ -279,6 +280,7 @@ class ScoreReaders:
     ) -> GroupReader:
         """What reads the estimates; groups are one partition per data set, whatever the session."""
         blocks, secret = self._plan.request.blocks, self._secret()
+        candidate = self._match_ids(candidate)
         if isinstance(query.estimator, SqlEstimator):
             return self._sql_reader(statistic, query, query.estimator, candidate, secret)
         estimator, subject, default, lower, span = self._named_subject(query, candidate)
@@ -302,6 +304,18 @@ class ScoreReaders:
             span,
             self._unit_counter(needed, of_rows, skips_missing=estimator.skips_missing),
         )
+
+    def _match_ids(self, candidate: Candidate | None) -> Candidate | None:
+        """A candidate whose predictions are looked up by ids of the type that the table's have."""
+        if candidate is None or candidate.submission.predictions is None:
+            return candidate
+        name = candidate.submission.predictions.id
+        return candidate.match_ids(self._type_of(name), self._plan.table.column(name))
+
+    def _type_of(self, column: str) -> str:
+        """A column's type, looked up once for these rows."""
+        types = self._private.column_types
+        return self._private.remember(("type", column), lambda: types([column])[column])
 
     def require_used(self, submission: Submission) -> None:
         """Raises `PlanRefused` for a field of a candidate that its estimator does not use, or lacks."""
@@ -330,8 +344,7 @@ class ScoreReaders:
             submission = candidate.submission
             _check_columns(query, submission)
             if estimator.label == "any":
-                types = self._private.column_types([submission.label])
-                require_comparable(candidate, submission.label, types[submission.label])
+                require_comparable(candidate, submission.label, self._type_of(submission.label))
             subject = Subject(
                 query.columns,
                 options,

@@ -48,25 +48,26 @@ def _require_known_label(estimator: Estimator, label: str, table: Table) -> None
 
 
 def require_comparable(candidate: Candidate, label: str, label_type: str) -> None:
-    """Raises `PlanRefused` for a candidate that predicts texts of a label of numbers, or numbers of one of texts: no
-    prediction could be right.
+    """Raises `PlanRefused` for a candidate that predicts texts or times of a label of numbers, or numbers of one of texts:
+    no prediction could be right.
 
     Args:
         label_type: the label's type in the database.
     """
     is_text = label_type.upper().startswith(("VARCHAR", "STRING", "ENUM"))
+    wanted = "texts" if is_text else "numbers"
     zeros = {name: np.zeros(1) for name in candidate.submission.features}
     for who, predict in (("candidate", candidate.predict), ("rival", candidate.rival)):
         if predict is None:
             continue
         # Predictions that are stored are numbers.
-        stored = candidate.submission.predictions is not None
-        says_text = not stored and isinstance(np.asarray(predict(zeros)).tolist()[0], str)
-        if says_text != is_text:
-            kinds = "texts", "numbers"
+        said = np.zeros(1) if candidate.submission.predictions else np.asarray(predict(zeros))
+        kind = "texts" if isinstance(said.tolist()[0], str) else "numbers"
+        kind = "times" if said.dtype.kind == "M" else kind
+        if kind != wanted:
             raise PlanRefused(
-                f"{who} {candidate.submission.name!r} predicts {kinds[not says_text]}, and label {label!r} holds "
-                f"{kinds[not is_text]}, so no prediction could be right; fit it on labels as the table has them"
+                f"{who} {candidate.submission.name!r} predicts {kind}, and label {label!r} is read as {wanted}, so no prediction "
+                f"could be right; fit it on labels as the gate reads them, dates as days since 1970"
             )
 
 
