@@ -9,6 +9,7 @@ from dpflow.airflow.service_task import ServiceTask
 from dpflow.airflow.task_context import (
     NOT_GIVEN,
     dag_folder,
+    find_run_interval,
     identify_session,
     map_failures,
     open_ledger,
@@ -39,7 +40,8 @@ class PrivatePredictionOperator(ServiceTask):
         waits in the triggerer.
 
     A retry, or a point that any run of this session asked before, costs nothing and gets the same
-    answer. Returns session id, number of points, and how many predictions are left. What was learned is in no XCom, log or file.
+    answer. A cleared or late run of an older interval leaves the answers of a newer one where they are. Returns session id,
+    number of points, and how many predictions are left. What was learned is in no XCom, log or file.
     """
 
     template_fields: Sequence[str] = ("session", "points", "answers", "student", "plan_only")
@@ -87,7 +89,14 @@ class PrivatePredictionOperator(ServiceTask):
         who = identify_session(plan, self.dag_id)
         replayed = self.log_session(plan, ledger)
         outcome = label_points(
-            plan, points, answers, ledger, registry, student=student, run_identity=who
+            plan,
+            points,
+            answers,
+            ledger,
+            registry,
+            student=student,
+            run_identity=who,
+            interval=find_run_interval(context),
         )
         output = answers.database, answers.table
         self.note_session(plan, outcome["session_id"], replayed, output)
@@ -116,7 +125,7 @@ class PrivatePredictionOperator(ServiceTask):
             )
         points, answers = parse_tables(self.points, self.answers, dag_folder(context))
         require_lasting(answers.database, "published file")
-        name, outcome = label_points_remotely(client, points, answers)
+        name, outcome = label_points_remotely(client, points, answers, find_run_interval(context))
         self._log_outcome(name, outcome)
         return outcome
 

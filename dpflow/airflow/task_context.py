@@ -7,6 +7,7 @@ Every DAG file imports this module, so it imports no engine: see `tests/airflow/
 from __future__ import annotations
 
 import ast
+import datetime as dt
 import functools
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -252,6 +253,15 @@ def name_task_run(context: Mapping[str, Any], blocks: Collection[str] | None) ->
     partition_key, instance = getattr(context["dag_run"], "partition_key", None), context["ti"]
     name = name_run(context, partition_key, instance.run_id, blocks)
     return name, number_instance(instance.map_index, context, name, blocks or ())
+
+
+def find_run_interval(context: Mapping[str, Any]) -> dt.datetime | None:
+    """The start of a running task's interval, in UTC and without a zone; None for a run of none."""
+    from dpflow.core.contract.published_release import find_interval
+
+    partition_key = getattr(context["dag_run"], "partition_key", None)
+    name = name_run(context, partition_key, context["ti"].run_id)
+    return find_interval(name, dt.datetime.now(dt.UTC).replace(tzinfo=None))
 
 
 def identify_run(

@@ -131,8 +131,9 @@ def command(
         if output is not None:
             check_output(output, plan.tables)
         answer = answer_sql(plan, book or open_book(ledger), registry)
-    published = publish_answer(plan, answer)
+    # After it is shown: it is paid, whatever becomes of the file.
     _deliver_answer(answer, intervals, output, as_json)
+    published = publish_answer(plan, answer)
     if published and not as_json:
         print(f"published in {published}")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,13 +12,19 @@ from dpflow.client.remote import RemoteClient
 from dpflow.core.contract.point_encoding import key_text
 from dpflow.engine.prediction.batch import Points
 from dpflow.engine.releases.request import Publish
-from dpflow.tables import publish_answers, read_points
+from dpflow.tables import check_answers, publish_answers, read_points
 
 
 def label_points_remotely(
-    client: RemoteClient, points: Points, answers: Publish
+    client: RemoteClient,
+    points: Points,
+    answers: Publish,
+    interval: dt.datetime | None = None,
 ) -> tuple[str, dict[str, Any]]:
     """Answer every point of a table of this machine, and write the answers here. A retry is free and writes the same.
+
+    Args:
+        interval: the start of the run's interval, as of `publish_answers`.
 
     Returns: the session's name, and what `dpflow.engine.prediction.batch.label_points` returns.
 
@@ -26,6 +33,7 @@ def label_points_remotely(
         InvalidInput: points that do not fit the declaration.
         TableError, NotPublished: as for a release.
     """
+    check_answers(answers.database, answers.table)
     session = client.show_session()
     features = session["features"]
     columns = read_points(
@@ -34,7 +42,7 @@ def label_points_remotely(
     keys = columns.pop("").tolist()
     values = [list_values(feature, columns[feature["name"]]) for feature in features]
     labels, clamped, left = client.predict([list(point) for point in zip(*values, strict=True)])
-    publish_answers(answers.database, answers.table, session["session_id"], keys, labels)
+    publish_answers(answers.database, answers.table, session["session_id"], keys, labels, interval)
     return session["name"], {
         "session_id": session["session_id"],
         "points": len(keys),

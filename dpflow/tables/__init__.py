@@ -34,9 +34,11 @@ if TYPE_CHECKING:
     from dpflow.tables.public.predictions import read_predictions as read_predictions
     from dpflow.tables.public.predictions import read_together as read_together
     from dpflow.tables.public.predictions import write_predictions as write_predictions
+    from dpflow.tables.public.publish import check_places as check_places
     from dpflow.tables.public.publish import publish as publish
     from dpflow.tables.public.publish import published_ids as published_ids
     from dpflow.tables.public.publish import read_published as read_published
+    from dpflow.tables.public.query_points import check_answers as check_answers
     from dpflow.tables.public.query_points import publish_answers as publish_answers
     from dpflow.tables.public.query_points import read_points as read_points
     from dpflow.tables.source_checks import catalogue_state as catalogue_state
@@ -58,6 +60,8 @@ _MODULES = {
     "build_database": "dpflow.tables.loading.build_database",
     "cancel_reads": "dpflow.tables.private",
     "catalogue_state": "dpflow.tables.source_checks",
+    "check_answers": "dpflow.tables.public.query_points",
+    "check_places": "dpflow.tables.public.publish",
     "check_request": "dpflow.tables.source_checks",
     "check_schema": "dpflow.tables.source_checks",
     "column_types": "dpflow.tables.source_checks",

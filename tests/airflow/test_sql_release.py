@@ -120,13 +120,15 @@ def test_a_day_without_a_value_keeps_the_others(
         latest = connection.execute("SELECT DISTINCT day(interval_start) FROM cities_latest")
         assert latest.fetchall() == [(3,)]
     assert all(shape == shapes[0] for shape in shapes) and world.spent() == "3"
-    with pytest.raises(AirflowFailException, match="other columns as 'cities'; nothing was"):
+    with pytest.raises(AirflowFailException, match="other columns as 'cities'.*nothing was"):
         operator(sql=some.replace("AS middle", "AS half")).execute(context(world.folder, 4))
     assert world.spent() == "3"
 
 
 def test_each_mapped_answer_has_a_place(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As each ordinal has; another task of the same run is refused before its charge."""
+    """As each ordinal has; another task is refused before its charge, in whatever run. Where the name was taken only after
+    it, the answer is free under another one.
+    """
     from airflow_names import AirflowFailException
 
     monkeypatch.setattr(
@@ -146,11 +148,23 @@ def test_each_mapped_answer_has_a_place(world: World, monkeypatch: pytest.Monkey
             (f"{place}/{day}", "2026-01-01 00:00:00") for place in ("map 0", "map 1", "ordinal 1")
         ]
     operator(**mapped, parameters={"city": "Rome"}).execute(context(world.folder))
-    other = context(world.folder)
+    other = context(world.folder, day=2)
     other["ti"].task_id = "u"
-    with pytest.raises(AirflowFailException, match="answer of d.t as 'cities' for this block"):
-        operator(**mapped, parameters={"city": "Oslo"}).execute(other)
+    asked = mapped | {"parameters": {"city": "Oslo"}}
+    with pytest.raises(
+        AirflowFailException, match="answers of d.t as 'cities'.*nothing was charged"
+    ):
+        operator(**asked).execute(other)
     assert world.spent() == "3"
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            "dpflow.analyst_sql.answer.publish_answer.check_name",
+            lambda *_: world.folder / "out.duckdb",
+        )
+        with pytest.raises(AirflowFailException, match="is stored, and free under another name"):
+            operator(**asked).execute(other)
+    assert operator(**asked, output_table="of_u").execute(other)["published"] == "out.duckdb:of_u"
+    assert world.spent() == "4"
 
 
 def test_a_changed_retry_is_refused(world: World, monkeypatch: pytest.MonkeyPatch) -> None:

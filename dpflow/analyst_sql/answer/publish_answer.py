@@ -11,7 +11,7 @@ from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.catalogue import find_catalogue
 from dpflow.core.contract.declaration import Table
 from dpflow.engine.releases.request import require_public
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.output_files import require_writable
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,62}")
@@ -29,7 +29,7 @@ def publish_answer(
 
     Raises:
         InvalidInput: no output, or a name that is none.
-        TableUnreadable: as `check_name`, where another task took the place meanwhile.
+        TableUnreadable: as `check_name`, where another task took the name meanwhile.
         NotPublished: somebody holds the file; the releases are settled and paid.
     """
     name = plan.settings.name
@@ -45,7 +45,12 @@ def publish_answer(
     confidences = tuple(column[3] for column in columns)
     released_at, chosen, releases = answer.released_at, answer.chosen, answer.release_ids
     about = AnswerRun(plan.block_text, run, released_at, confidences, chosen, source, releases)
-    publish_view(database, name, [column[:3] for column in columns], about)
+    try:
+        publish_view(database, name, [column[:3] for column in columns], about)
+    except TableUnreadable as error:
+        raise TableUnreadable(
+            f"{error}; the answer is stored, and free under another name"
+        ) from None
     return f"{database.name}:{name}"
 
 
@@ -57,8 +62,7 @@ def check_name(
 
     Raises:
         InvalidInput, PlanRefused: as `find_output`.
-        TableUnreadable: the name is somebody else's there, or of answers with other columns, or another task's answer
-            has this block and run.
+        TableUnreadable: the name is somebody else's there, or of answers with other columns or of another source.
         NotPublished: another process holds the file.
     """
     from dpflow.tables.public.named_tables import AnswerRun, require_free_name

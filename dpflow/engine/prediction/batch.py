@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import logging
 from collections.abc import Mapping
 from pathlib import Path
@@ -31,7 +32,7 @@ from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import InvalidDeclaration
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
-from dpflow.tables import publish_answers, read_points
+from dpflow.tables import check_answers, publish_answers, read_points
 
 log = logging.getLogger("dpflow")
 
@@ -70,10 +71,12 @@ def label_points(
     *,
     student: Student | None = None,
     run_identity: RunIdentity | None = None,
+    interval: dt.datetime | None = None,
 ) -> dict[str, Any]:
     """Answer every point of a table and publish the answers. A retry is free and writes the same.
 
     Args:
+        interval: the start of the run's interval, as of `publish_answers`.
         student: a model to train on points and answers, which may be published.
 
     Returns: session id, number of points, how many of them have a value beyond the declared range, the end of which stood
@@ -90,6 +93,7 @@ def label_points(
     assert isinstance(params, PredictionParams)
     require_public(points.database, plan.table, "points")
     require_public(answers.database, plan.table, "answers")
+    check_answers(answers.database, answers.table)
     # Before anything is charged: a student that cannot be trained is refused.
     event = compose_event(plan, ledger, run_identity)
     if student is not None:
@@ -112,7 +116,7 @@ def label_points(
     encoded = session.encode(features)
     labels = session.predict(features, batch=points.batch)
     # Answers first: they are charged, and a student may still fail to be trained.
-    publish_answers(answers.database, answers.table, session.id, keys, labels)
+    publish_answers(answers.database, answers.table, session.id, keys, labels, interval)
     taught = (
         None
         if student is None

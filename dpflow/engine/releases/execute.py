@@ -14,6 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from dpflow import fault_points
@@ -42,7 +43,7 @@ from dpflow.engine.releases.scope_filters import ScopeFilters
 from dpflow.engine.releases.source_check import check_source
 from dpflow.engine.releases.total_intervals import find_own_totals, find_totals
 from dpflow.error_boundary import errors_end_here
-from dpflow.errors import PlanRefused
+from dpflow.errors import DpflowError, PlanRefused, TableUnreadable
 from dpflow.ledger import Ledger, ReleaseCharge, ReleaseRecord, Reservation, Scope
 from dpflow.ledger.books.data_claims import JOINED
 from dpflow.ledger.books.records import path_of
@@ -96,25 +97,29 @@ def release_all(
 ) -> Iterator[Receipt]:
     """Run many plans, each with its run identity, as `release` does: all are charged in one
     transaction before a row is read, or none is. Then they are drawn, settled and published one
-    after the other.
+    after the other. One that cannot be published keeps none of those behind it from that; the error comes last, and in
+    the place of its receipt and theirs.
 
     Raises:
         DpflowError: as `release`. Before the first receipt nothing was charged, unless the error
-        is retryable.
+        is retryable or says so.
     """
     if not planned:
         return
     with ExitStack() as open_tables:
+        stored = [ledger.find(run.key(plan)) for plan, run in planned]
         checked = [
-            _check_table(plan, ledger.find(run.key(plan)), ledger, open_tables)
-            for plan, run in planned
+            _check_table(plan, record, ledger, open_tables)
+            for (plan, _), record in zip(planned, stored)
         ]
+        _check_places([plan for (plan, _), record in zip(planned, stored) if record is None])
         reservations = ledger.reserve_many(
             [
                 make_charge(plan, run, spend_again, one.data, one.certifiers)
                 for (plan, run), one in zip(planned, checked)
             ]
         )
+        unpublished: list[DpflowError] = []
         for (plan, run), one, reservation in zip(planned, checked, reservations):
             # Drawn with the bounds that were charged, also where another process charged them.
             if may_choose(plan.question or plan):
@@ -127,11 +132,19 @@ def release_all(
                 else _draw_and_settle(plan, one.private, ledger, reservation, run.principal)
             )
             # After settling: a table that cannot be written costs nothing, and a retry writes it.
-            receipt = _publish_result(plan, _make_receipt(plan, settled, replayed, ledger))
+            receipt = _make_receipt(plan, settled, replayed, ledger)
+            try:
+                receipt = _publish_result(plan, receipt, wait=not unpublished)
+            except DpflowError as error:
+                unpublished.append(error)
+                continue
             # The release is settled: an observer that fails can no longer undo it.
             for observer in registry.notify_observers(receipt):
                 log.warning("observer %s failed; the release stands", observer)
-            yield receipt
+            if not unpublished:
+                yield receipt
+        if unpublished:
+            raise unpublished[0]
 
 
 @dataclass(frozen=True)
@@ -397,13 +410,36 @@ def _make_receipt(plan: Plan, reservation: Reservation, replayed: bool, ledger: 
     )
 
 
-def _publish_result(plan: Plan, receipt: Receipt) -> Receipt:
-    """Copy the settled result to its output table, if the request names one."""
+def _check_places(plans: Sequence[Plan]) -> None:
+    """Refuse, before they are charged, releases that could not be published. Raises as `check_places`."""
+    places: dict[Path, list[tuple[str, str]]] = {}
+    for plan in plans:
+        if (where := plan.request.publish) is not None:
+            places.setdefault(where.database, []).append((where.table, plan.request.name))
+    for database, names in places.items():
+        from dpflow.tables import check_places
+
+        check_places(database, names)
+
+
+def _publish_result(plan: Plan, receipt: Receipt, *, wait: bool) -> Receipt:
+    """Copy the settled result to its output table, if the request names one.
+
+    Args:
+        wait: for another process that holds the file.
+    """
     where = plan.request.publish
     if where is None:
         return receipt
     # Most releases are copied nowhere.
     from dpflow.tables import publish
 
-    publish(where.database, where.table, published_release(receipt))
+    try:
+        released = published_release(receipt)
+        publish(where.database, where.table, released, deadline=30.0 if wait else 0.0)
+    except TableUnreadable as error:
+        raise TableUnreadable(
+            f"{error}; {receipt.name!r} (release {receipt.release_id}) is settled and paid, so asking again is free, also with "
+            "another place to publish in, and so is dpflow release --show ID"
+        ) from None
     return Receipt(**{**receipt.__dict__, "published": f"{where.database.name}:{where.table}"})

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dpflow.catalogue import is_table_name
 from dpflow.core.contract.results import Result
-from dpflow.errors import DpflowError
+from dpflow.errors import DpflowError, TableUnreadable
 from dpflow.ledger import Ledger, ReleaseRecord
 from dpflow.tables import PublishedRelease, publish, published_ids
 from dpflow.tables.access.declarations import load_table
@@ -45,14 +45,28 @@ def publish_settled(
     table: str,
     largest: FindLargest = find_largest,
 ) -> int:
-    """As `publish_missing`, of these releases."""
+    """As `publish_missing`, of these releases. What cannot be written keeps none of the others from it.
+
+    Raises:
+        NotPublished: the file is held by another process, or its place cannot be written.
+        TableUnreadable: it is no DuckDB file, or says which releases cannot be written, when the others are.
+    """
     largest = cache(largest)
     # One look at the table for all releases, not one for each.
     present = published_ids(database, table)
     missing = [record for record in settled if record.release_id not in present]
-    for stored in missing:
-        publish(database, table, read_settled(ledger, stored, largest))
     withdraw_totals(database, table, present & set(list_withdrawn(settled, largest)))
+    unwritten: dict[str, str] = {}
+    for stored in missing:
+        try:
+            publish(database, table, read_settled(ledger, stored, largest))
+        except TableUnreadable as error:
+            unwritten[stored.release_id] = str(error)
+    if unwritten:
+        raise TableUnreadable(
+            f"{len(missing) - len(unwritten)} settled releases were copied, and {len(unwritten)} could not be: "
+            f"{', '.join(unwritten)}; {next(iter(unwritten.values()))}"
+        )
     return len(missing)
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import duckdb
 
 from dpflow.core.contract.published_release import find_interval
-from dpflow.errors import NotPublished, TableUnreadable
+from dpflow.errors import TableUnreadable
 from dpflow.tables.access import sql
-from dpflow.tables.public.public_file import read_file, write_file
+from dpflow.tables.public.public_file import check_file, write_file
+from dpflow.tables.public.table_names import VIEW, has_table
 
 #: Where the file notes which names are ours: no other is ever replaced.
 _NOTES = "dpflow_named_tables"
@@ -103,8 +104,8 @@ def publish_view(
 
     Raises:
         NotPublished: the file is held by another process, or cannot be written.
-        TableUnreadable: a table or view of one of these names is somebody else's or another answer's, another task's
-            answer has this block and run, or the file is not DuckDB.
+        TableUnreadable: a table or view of one of these names is somebody else's or another answer's, it has answers
+            of another source, or the file is not DuckDB.
     """
     assert all(kind.partition("(")[0] in _TYPES for _, kind, _ in columns)
     names = (name, f"{name}_latest")
@@ -124,7 +125,7 @@ def publish_view(
                 f"CREATE OR REPLACE TABLE {runs} (block VARCHAR, run VARCHAR, interval_start TIMESTAMP, "
                 "released_at TIMESTAMP, confidences INTEGER[], chosen BOOLEAN, source VARCHAR, position BIGINT, releases VARCHAR)"
             )
-        _require_own_run(connection, database, name, about)
+        _require_source(connection, database, name, about)
         if stored != before:
             listed = [
                 f"CAST({f'c{i}' if i < len(before) else 'NULL'} AS {kind}) AS c{i}"
@@ -200,23 +201,13 @@ def require_free_name(
         stored = [column for column, _ in _read_columns(connection, name)]
         if stored and columns and not fits_columns(stored, columns):
             raise TableUnreadable(
-                f"{database.name} has answers of other columns as {name!r}; nothing was charged; give the query "
-                "another name, or drop that view, with all answers in it"
+                f"{database.name} has answers of other columns as {name!r}; give the query another name, or drop that view, "
+                "with all answers in it"
             )
         if stored and about is not None:
-            _require_own_run(connection, database, name, about)
+            _require_source(connection, database, name, about)
 
-    if not database.exists():
-        return
-    is_held = False
-    try:
-        read_file(database, deadline, check)
-    except NotPublished:
-        is_held = True
-    if is_held:
-        raise NotPublished(
-            f"{database} is held by another process, so the answer could not be published; nothing was charged, ask again later"
-        )
+    check_file(database, check, deadline=deadline)
 
 
 def fits_columns(stored: Sequence[str], columns: Sequence[str]) -> bool:
@@ -250,17 +241,16 @@ def _widen_kind(*kinds: str) -> str:
     return "DOUBLE" if is_number else "VARCHAR"
 
 
-def _require_own_run(
+def _require_source(
     connection: duckdb.DuckDBPyConnection, database: Path, name: str, about: AnswerRun
 ) -> None:
-    """Raises `TableUnreadable` where another task's answer has this block and run."""
-    runs = _name_tables(name)[1]
-    query = f"SELECT source FROM {runs} WHERE block = ? AND run = ? AND source <> ?"
-    found = connection.execute(query, [about.block, about.run, about.source]).fetchone()
+    """Raises `TableUnreadable` where another task's answers, or answers by hand, have this name: no column tells them apart."""
+    query = f"SELECT source FROM {_name_tables(name)[1]} WHERE source <> ? LIMIT 1"
+    found = connection.execute(query, [about.source]).fetchone()
     if found is not None:
         raise TableUnreadable(
-            f"{database.name} has an answer of {found[0] or 'a query by hand'} as {name!r} for this block and run; give one of "
-            "the two another output_table"
+            f"{database.name} has answers of {found[0] or 'a query by hand'} as {name!r}; give this query another name "
+            "(output_table of a task), or drop that view, with all answers in it"
         )
 
 
@@ -361,11 +351,11 @@ def _require_own(
         raise TableUnreadable(
             f"{database.name} has the answers of another query as {view!r}; give the query another name"
         )
-    query = "SELECT lower(table_name) FROM information_schema.tables WHERE table_schema = 'main'"
-    tables = {str(table) for (table,) in connection.execute(query).fetchall()}
-    # A file that dpflow has not written has no notes.
-    ours = connection.execute(f"FROM {_NOTES}").fetchall() if _NOTES in tables else []
-    if view.lower() in tables - {name for (name,) in ours}:
+    # A file that dpflow has not written has no notes. A table is nobody's answer, though an answer had its name before.
+    has_notes = has_table(connection, _NOTES)
+    ours = connection.execute(f"FROM {_NOTES}").fetchall() if has_notes else []
+    is_other_view = (view.lower(),) not in ours and connection.execute(VIEW, [view]).fetchone()
+    if is_other_view or has_table(connection, view):
         raise TableUnreadable(
             f"{database.name} has a table {view!r} that is no answer of a query; give the query another name"
         )

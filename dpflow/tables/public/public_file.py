@@ -77,6 +77,38 @@ def read_file(database: Path, deadline: float, action: Action[T]) -> T:
 
 
 @errors_end_here
+def check_file(database: Path, check: Action[None], *, deadline: float = 5.0) -> None:
+    """Check, before anything is charged, that a file can be written, which need not exist. Every door that publishes calls it
+    first: what is refused after the charge was paid for nothing.
+
+    Args:
+        check: raises `TableUnreadable` where what will be written has no place among what the file has.
+
+    Raises:
+        NotPublished: its place cannot be written, or another process holds it until the deadline, in seconds.
+        TableUnreadable: as ``check``, or it is no DuckDB file.
+    """
+    database = Path(os.path.realpath(database))
+    folder = next(parent for parent in database.parents if parent.exists())
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        raise NotPublished(
+            f"the place of {database} is not writable, and a file is published beside the last one; nothing was charged now"
+        )
+    if not database.exists():
+        return
+    try:
+        read_file(database, deadline, check)
+    except NotPublished:
+        raise NotPublished(
+            f"{database} is held by another process, so nothing could be published in it; nothing was charged now, ask again later"
+        ) from None
+    except TableUnreadable as error:
+        raise TableUnreadable(
+            f"{error}; nothing was charged now, and what was paid before is free at another name"
+        ) from None
+
+
+@errors_end_here
 def write_file(database: Path, deadline: float, action: Action[bool]) -> None:
     """Change the file in one step, or make it. The action runs in a transaction on a copy that nobody
     else sees; where it returns False, the file stays as it is.

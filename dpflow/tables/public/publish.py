@@ -13,11 +13,12 @@ import duckdb
 from dpflow.core.contract.published_release import PublishedRelease
 from dpflow.core.contract.result_fields import FIELD_KINDS, FIELDS
 from dpflow.core.contract.results import Synthetic
-from dpflow.errors import TableError
+from dpflow.errors import TableError, TableUnreadable
 from dpflow.tables.access import sql
 from dpflow.tables.public import distribution_macros
 from dpflow.tables.public.named_tables import answer_ids, strip_latest
-from dpflow.tables.public.public_file import read_file, write_file
+from dpflow.tables.public.public_file import check_file, read_file, write_file
+from dpflow.tables.public.table_names import VIEW, has_table, require_table
 
 _REQUIRED = {
     *("release_id", "release", "block", "mechanism", "group_key", "measure"),
@@ -31,10 +32,40 @@ COLUMNS = tuple(
 )
 
 
+#: The first columns of a table of synthetic rows; the others are the data's.
+_MARKS = (("release_id", "VARCHAR NOT NULL"), ("block", "VARCHAR NOT NULL"))
+
+
+def check_places(database: Path, places: Sequence[tuple[str, str]]) -> None:
+    """Check, before they are charged, that releases can be published in a file, which need not exist.
+
+    Args:
+        places: for each release the table, and its name, after which the table of synthetic rows is called. Whether it has
+            such rows is known once they are drawn, so the name has to be free.
+
+    Raises `NotPublished` or `TableUnreadable`: nothing was charged.
+    """
+    outputs = {table.casefold() for table, _ in places}
+    for _, release in places:
+        if name_synthetic(release).casefold() in outputs:
+            raise TableUnreadable(
+                f"{name_synthetic(release)!r} would be the table of two things, the synthetic rows of {release!r} and results; "
+                "name another table; nothing was charged now"
+            )
+
+    def check(connection: duckdb.DuckDBPyConnection) -> None:
+        for table, release in dict.fromkeys(places):
+            _require_output(connection, database, table)
+            _require_synthetic(connection, database, release)
+
+    check_file(database, check)
+
+
 def publish(
     database: Path, table: str, release: PublishedRelease, *, deadline: float = 30.0
 ) -> None:
-    """Copy a settled result into ``table`` of ``database``; both are created if missing.
+    """Copy a settled result into ``table`` of ``database``, and its synthetic rows into the table of their own; all are
+    created if missing.
 
     The same release again changes nothing. A release without rows, such as one that selected no key,
     has the one row `NO_ROWS`. Readers of the file hold nothing up; see `write_file`.
@@ -42,33 +73,58 @@ def publish(
     Raises:
         NotPublished: another process writes the file for ``deadline`` seconds, or its place is not
             writable; the release itself stands.
-        TableUnreadable: the file is not DuckDB, or the table has other columns.
+        TableUnreadable: the file is not DuckDB, or what has one of these names is another kind of table.
     """
-    name = sql.quote_name(table)
+    name, synthetic = sql.quote_name(table), release.result.synthetic
 
-    def is_published(connection: duckdb.DuckDBPyConnection) -> bool:
-        query = f"SELECT 1 FROM {name} WHERE release_id = ? LIMIT 1"
-        return (
-            has_table(connection, table)
-            and connection.execute(query, [release.release_id]).fetchone() is not None
-        )
+    def list_missing(connection: duckdb.DuckDBPyConnection) -> list[str]:
+        _require_output(connection, database, table)
+        tables = [table]
+        if synthetic is not None:
+            _require_synthetic(connection, database, release.release)
+            beside = name_synthetic(release.release)
+            tables += [beside] if synthetic.rows or not has_table(connection, beside) else []
+        return [t for t in tables if not _has_release(connection, t, release.release_id)]
 
     def write(connection: duckdb.DuckDBPyConnection) -> bool:
-        columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
-        connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
-        if is_published(connection):
-            return False
-        values = release.list_columns()
-        _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
-        if release.result.synthetic is not None:
-            _insert_synthetic(connection, release, release.result.synthetic)
-        if release.mechanism == distribution_macros.MECHANISM:
+        missing = list_missing(connection)
+        if table in missing:
+            columns = ", ".join(f"{column} {kind}" for column, kind in COLUMNS)
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
+            values = release.list_columns()
+            _insert_rows(connection, name, COLUMNS, [values[column] for column in FIELDS])
+        if synthetic is not None and name_synthetic(release.release) in missing:
+            _insert_synthetic(connection, release, synthetic)
+        if missing and release.mechanism == distribution_macros.MECHANISM:
             distribution_macros.create_macros(connection, table)
-        return True
+        return bool(missing)
 
     # A retry, which is most often one of a release that is there, copies no file.
-    if not (database.exists() and read_file(database, deadline, is_published)):
+    if not database.exists() or read_file(database, deadline, list_missing):
         write_file(database, deadline, write)
+
+
+def name_synthetic(release: str) -> str:
+    """The table of a release's synthetic rows, by the release's name."""
+    return f"{release}_synthetic"
+
+
+def _require_output(connection: duckdb.DuckDBPyConnection, database: Path, table: str) -> None:
+    remedy = "name another table or file to publish in"
+    require_table(connection, database, table, COLUMNS, remedy)
+
+
+def _require_synthetic(connection: duckdb.DuckDBPyConnection, database: Path, release: str) -> None:
+    remedy = f"synthetic rows of {release!r} would go there, so name another file to publish in, or the release otherwise"
+    require_table(connection, database, name_synthetic(release), _MARKS, remedy)
+
+
+def _has_release(connection: duckdb.DuckDBPyConnection, table: str, release_id: str) -> bool:
+    query = f"SELECT 1 FROM {sql.quote_name(table)} WHERE release_id = ? LIMIT 1"
+    return (
+        has_table(connection, table)
+        and connection.execute(query, [release_id]).fetchone() is not None
+    )
 
 
 def withdraw_totals(
@@ -93,9 +149,6 @@ def withdraw_totals(
         return
     if read_file(database, deadline, has_totals):
         write_file(database, deadline, write)
-
-
-_VIEW = "SELECT 1 FROM duckdb_views() WHERE schema_name = current_schema() AND NOT internal AND lower(view_name) = lower(?)"
 
 
 def published_ids(database: Path, table: str, *, deadline: float = 30.0) -> set[str]:
@@ -142,17 +195,11 @@ def _find_table(connection: duckdb.DuckDBPyConnection, name: str) -> str | None:
 
 def _list_answers(connection: duckdb.DuckDBPyConnection, name: str) -> set[str]:
     found = answer_ids(connection, name)
-    if found is None and connection.execute(_VIEW, [name]).fetchone():
+    if found is None and connection.execute(VIEW, [name]).fetchone():
         raise TableError(
             f"{name} is a view whose rows name no release; name a table that dpflow publish writes, or a named answer"
         )
     return found or set()
-
-
-def has_table(connection: duckdb.DuckDBPyConnection, table: str) -> bool:
-    """Whether the published file has a table of this name; DuckDB does not tell case apart."""
-    query = "SELECT 1 FROM duckdb_tables() WHERE schema_name = current_schema() AND lower(table_name) = lower(?)"
-    return connection.execute(query, [table]).fetchone() is not None
 
 
 def read_published(database: Path, table: str, *, deadline: float = 30.0) -> list[dict[str, Any]]:
@@ -177,46 +224,64 @@ _KINDS = {
 def _insert_synthetic(
     connection: duckdb.DuckDBPyConnection, release: PublishedRelease, table: Synthetic
 ) -> None:
-    """Add a synthetic table's rows, marked with their release and block."""
-    name = f"{release.release}_synthetic"
-    key_columns = [("release_id", "VARCHAR"), ("block", "VARCHAR")]
-    columns = key_columns + [
-        # The kind of a decimal is the name of its type.
-        (column, _KINDS.get(kind, kind.upper()))
-        for column, kind in table.columns
-    ]
-    definitions = ", ".join(f"{sql.quote_name(column)} {kind} NOT NULL" for column, kind in columns)
-    connection.execute(f"CREATE TABLE IF NOT EXISTS {sql.quote_name(name)} ({definitions})")
-    _widen_columns(connection, name, columns)
-    if not table.rows:
-        return
-    # What no double or BIGINT holds is given as text.
-    values = [
-        list(map(str, listed)) if kind == "HUGEINT" or kind.startswith("DECIMAL") else list(listed)
-        for listed, (_, kind) in zip(zip(*table.rows, strict=True), columns[2:], strict=True)
-    ]
-    _insert_rows(
-        connection, sql.quote_name(name), columns, [release.release_id, release.block, *values]
-    )
-
-
-def _widen_columns(
-    connection: duckdb.DuckDBPyConnection, table: str, columns: Sequence[tuple[str, str]]
-) -> None:
-    """Give columns that an earlier release made as BIGINT or DOUBLE the type that holds every value
-    exactly; that release keeps the values it was published with.
+    """Add a synthetic table's rows, marked with their release and block. Rows of earlier releases are NULL in columns that
+    these did not have, as new rows are in columns of theirs.
     """
-    types = dict(
-        connection.execute(
-            "SELECT column_name, data_type FROM duckdb_columns() WHERE table_name = ?", [table]
-        ).fetchall()
-    )
-    for column, kind in columns:
-        exact = kind in ("HUGEINT", "VARCHAR") or kind.startswith("DECIMAL")
-        if exact and types.get(column) in ("BIGINT", "DOUBLE"):
-            connection.execute(
-                f"ALTER TABLE {sql.quote_name(table)} ALTER {sql.quote_name(column)} TYPE {kind}"
-            )
+    name = sql.quote_name(name_synthetic(release.release))
+    marks = ", ".join(f"{column} {kind}" for column, kind in _MARKS)
+    connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({marks})")
+    found = connection.execute(f"DESCRIBE {name}").fetchall()
+    stored = {str(column).casefold(): str(kind) for column, kind, *_ in found}
+    columns, taken = list(_MARKS), dict(_MARKS)
+    values: list[Any] = [release.release_id, release.block]
+    cells = list(zip(*table.rows, strict=True)) or [()] * len(table.columns)
+    for (column, text), listed in zip(table.columns, cells, strict=True):
+        # One that is called as a mark, or as another one in another case.
+        while column.casefold() in taken:
+            column += "_"
+        # The kind of a decimal is the name of its type.
+        kind = taken[column.casefold()] = _KINDS.get(text, text.upper())
+        # What no double or BIGINT holds is given as text.
+        as_text = kind == "HUGEINT" or kind.startswith("DECIMAL")
+        values.append([*map(str, listed)] if as_text else list(listed))
+        before = stored.get(column.casefold())
+        quoted = sql.quote_name(column)
+        if before is None:
+            connection.execute(f"ALTER TABLE {name} ADD COLUMN {quoted} {kind}")
+        elif before != kind:
+            kind = _join_kinds(connection, name, quoted, (before, kind), values[-1])
+            if kind != before:
+                as_kind = f"CAST(CAST({quoted} AS VARCHAR) AS {kind})"
+                connection.execute(f"ALTER TABLE {name} ALTER {quoted} TYPE {kind} USING {as_kind}")
+        columns.append((column, kind))
+    if table.rows:
+        _insert_rows(connection, name, columns, values)
+
+
+def _join_kinds(
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    column: str,
+    kinds: tuple[str, str],
+    values: Sequence[Any],
+) -> str:
+    """The first of a column's type, the new values' type and VARCHAR that holds what is in the column and the new values
+    unchanged.
+    """
+    before, new = kinds
+
+    def is_kept(kind: str, own: str, rows: str, parameters: Sequence[Any]) -> bool:
+        there = f"TRY_CAST(CAST(v AS VARCHAR) AS {kind})"
+        changed = f"v IS DISTINCT FROM TRY_CAST(CAST({there} AS VARCHAR) AS {own})"
+        query = f"SELECT 1 FROM (SELECT {rows}) WHERE {changed} LIMIT 1"
+        return connection.execute(query, parameters).fetchone() is None
+
+    for kind in (before, new):
+        if is_kept(kind, before, f"{column} AS v FROM {table}", []) and is_kept(
+            kind, new, f"unnest(CAST(? AS {new}[])) AS v", [values]
+        ):
+            return kind
+    return "VARCHAR"
 
 
 def _insert_rows(

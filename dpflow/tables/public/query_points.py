@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,14 +12,17 @@ import numpy as np
 
 from dpflow.errors import InvalidInput, UnknownName
 from dpflow.tables.access import isolated_database, sql
-from dpflow.tables.public.public_file import write_file
+from dpflow.tables.public.public_file import check_file, write_file
+from dpflow.tables.public.table_names import require_table
 
-#: Columns of a table of answers: a label is in ``label``, a number in ``number``.
+#: Columns of a table of answers: a label is in ``label``, a number in ``number``; ``interval_start`` is that of the run that
+#: asked, NULL where one asked by hand.
 ANSWERS = (
     ("session_id", "VARCHAR NOT NULL"),
     ("point", "VARCHAR NOT NULL"),
     ("label", "VARCHAR"),
     ("number", "DOUBLE"),
+    ("interval_start", "TIMESTAMP"),
 )
 
 
@@ -59,20 +63,29 @@ def _output_column(column: sql.Field) -> str:
     return f"CAST({column.sql} AS VARCHAR)" if column.kind in ("enum", "uuid") else column.sql
 
 
+def check_answers(database: Path, table: str) -> None:
+    """Check, before anything is charged, that `publish_answers` may write a table. Raises `NotPublished` or `TableUnreadable`."""
+    check_file(database, lambda connection: _require_answers(connection, database, table))
+
+
 def publish_answers(
     database: Path,
     table: str,
     session_id: str,
     keys: Sequence[str],
     answers: Sequence[Any],
+    interval: dt.datetime | None = None,
     *,
     deadline: float = 30.0,
 ) -> None:
     """Write one answer per key into ``table`` of ``database``, both made if missing, in one
     step.
 
-    A key that the session has answered in that table before is replaced, by the same answer. Raises
-    like `publish`.
+    A key that the session has answered in that table before is replaced, unless a run of a later interval asked: a point
+    may have other features in each run. Raises like `publish`.
+
+    Args:
+        interval: the start of the run's interval, in UTC and without a zone; None by hand, which replaces any.
     """
     numbers = np.array([float(a) if _is_number(a) else np.nan for a in answers], np.float64)
     texts = np.array(
@@ -82,20 +95,34 @@ def publish_answers(
     name = sql.quote_name(table)
 
     def write(connection: duckdb.DuckDBPyConnection) -> bool:
+        _require_answers(connection, database, table)
         columns = ", ".join(f"{column} {kind}" for column, kind in ANSWERS)
         connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({columns})")
         if len(keys):
             connection.register("fresh", fresh)
             # The cast gives a type to a column of which every value is missing.
-            keys_query = "SELECT CAST(point AS VARCHAR) FROM fresh"
+            query = "SELECT CAST(point AS VARCHAR) FROM fresh"
             connection.execute(
-                f"DELETE FROM {name} WHERE session_id = ? AND point IN ({keys_query})", [session_id]
+                f"DELETE FROM {name} WHERE session_id = ? AND point IN ({query}) "
+                "AND coalesce(interval_start <= CAST(? AS TIMESTAMP), TRUE)",
+                [session_id, interval],
             )
             values = "CAST(point AS VARCHAR), CAST(label AS VARCHAR), CASE WHEN isnan(number) THEN NULL ELSE number END"
-            connection.execute(f"INSERT INTO {name} SELECT ?, {values} FROM fresh", [session_id])
+            connection.execute(
+                f"INSERT INTO {name} (session_id, point, label, number, interval_start) "
+                f"SELECT ?, {values}, CAST(? AS TIMESTAMP) FROM fresh "
+                f"WHERE CAST(point AS VARCHAR) NOT IN (SELECT point FROM {name} WHERE session_id = ?)",
+                [session_id, interval, session_id],
+            )
         return True
 
     write_file(database, deadline, write)
+
+
+def _require_answers(connection: duckdb.DuckDBPyConnection, database: Path, table: str) -> None:
+    require_table(
+        connection, database, table, ANSWERS, "name another table or file for the answers"
+    )
 
 
 def _is_number(answer: Any) -> bool:

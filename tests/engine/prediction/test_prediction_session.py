@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
+import duckdb
 import numpy as np
 import pytest
 
@@ -24,10 +25,18 @@ from dpflow.core.contract.prediction import PredictionMechanism, PredictionParam
 from dpflow.core.contract.requests import Records
 from dpflow.core.sampling.randomness import Source
 from dpflow.engine.prediction.answer_index import PointNames, pack_answers, unpack_answers
+from dpflow.engine.prediction.batch import label_points, parse_tables
 from dpflow.engine.prediction.session import PredictionSession, most_predictions
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.request import parse_request
-from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, PlanRefused, SessionClosed
+from dpflow.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    LedgerCorrupt,
+    PlanRefused,
+    SessionClosed,
+    TableUnreadable,
+)
 from dpflow.ledger import Ledger
 from dpflow.ledger.books import sessions
 from dpflow.ledger.history.cipher import SALT, Cipher, add_salt, strip_salt
@@ -461,3 +470,22 @@ def test_a_batch_that_is_gone_stops_the_session(world: World) -> None:
     connection.close()
     with pytest.raises(LedgerCorrupt):
         world.open().predict([[0, "Oslo"]])
+
+
+def test_answers_that_could_not_be_written_charge_nothing(world: World) -> None:
+    """The whole session was charged before the name of the answers' table was looked at."""
+    file = world.tiny.folder / "pub.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute("CREATE TABLE late (a INTEGER)")
+    with duckdb.connect(str(world.tiny.folder / "points.duckdb")) as connection:
+        connection.execute("CREATE TABLE points AS SELECT 1 AS id, 30 AS age, 'Oslo' AS city")
+    place = {"database": "points.duckdb", "table": "points", "key": "id"}
+
+    def label(table: str) -> Any:
+        tables = parse_tables(place, {"database": "pub.duckdb", "table": table}, world.tiny.folder)
+        return label_points(world.plan(), *tables, world.ledger, world.registry)
+
+    with pytest.raises(TableUnreadable, match="name another table.*nothing was charged now"):
+        label("late")
+    assert world.spent() == ["0"] and world.mechanism.learned == 0
+    assert label("late_2")["points"] == 1

@@ -20,9 +20,11 @@ import pytest
 
 from dpflow import hookimpl, load_table, plan, release
 from dpflow.core.contract.result_fields import FIELDS
-from dpflow.core.contract.results import NONE, Result
+from dpflow.core.contract.results import NONE, Result, Synthetic
+from dpflow.engine.releases.execute import release_all
 from dpflow.engine.releases.republish import publish_missing
 from dpflow.engine.releases.request import Publish
+from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.errors import (
     BudgetExceeded,
     DpflowError,
@@ -32,6 +34,7 @@ from dpflow.errors import (
     PluginError,
     RetryConflict,
     TableBusy,
+    TableUnreadable,
 )
 from dpflow.ledger import Ledger
 from dpflow.mechanisms.count import Count
@@ -154,6 +157,72 @@ def test_publishing_is_repaired_from_the_ledger(tiny: Tiny) -> None:
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 1
     assert published_ids(out, "releases") == {paid.release_id}
     assert publish_missing(Ledger(tiny.ledger), out, "releases") == 0
+
+
+def planned_in(tiny: Tiny, name: str, table: str, epsilon: str) -> tuple[Any, RunIdentity]:
+    where = Publish(database=tiny.folder / "out.duckdb", table=table)
+    made = planned(tiny, name=name, publish=where, epsilon=epsilon)
+    return made, RunIdentity.of_request(made.request)
+
+
+def take_name(tiny: Tiny, name: str) -> None:
+    with duckdb.connect(str(tiny.folder / "out.duckdb")) as connection:
+        connection.execute(f"CREATE VIEW {name} AS SELECT 1 AS mine")
+
+
+def test_a_taken_name_is_refused_before_the_charge(tiny: Tiny) -> None:
+    """Another task's view had the name of the output table: all of the list was charged, and its second never drawn."""
+    take_name(tiny, "per_city")
+    pair = [planned_in(tiny, "a", "free", "0.25"), planned_in(tiny, "b", "per_city", "0.125")]
+    with pytest.raises(
+        TableUnreadable, match="a view under the name 'per_city'.*nothing was charged now"
+    ):
+        list(release_all(pair, Ledger(tiny.ledger), Registry.load()))
+    assert spent(tiny) == 0
+
+
+def test_a_name_that_is_taken_after_the_charge_keeps_no_other_release(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is drawn, settled and published but for that one; asked again, it is free, and in another table published."""
+    ledger, out = Ledger(tiny.ledger), tiny.folder / "out.duckdb"
+    reserve = Ledger.reserve_many
+    monkeypatch.setattr(
+        Ledger, "reserve_many", lambda *a, **k: (reserve(*a, **k), take_name(tiny, "per_city"))[0]
+    )
+    pair = [planned_in(tiny, "a", "per_city", "0.25"), planned_in(tiny, "b", "free", "0.125")]
+    with pytest.raises(TableUnreadable, match="'a'.*is settled and paid, so asking again is free"):
+        list(release_all(pair, ledger, Registry.load()))
+    monkeypatch.undo()
+    assert [record.settled for record in ledger.releases()] == [True, True]
+    (other,) = published_ids(out, "free")
+    pair[0] = planned_in(tiny, "a", "per_town", "0.25")
+    receipts = list(release_all(pair, ledger, Registry.load()))
+    assert [receipt.replayed for receipt in receipts] == [True, True] and receipts[
+        1
+    ].release_id == other
+    assert published_ids(out, "per_town") == {receipts[0].release_id}
+    assert spent(tiny) == Fraction("0.375")
+
+
+def test_publishing_goes_past_what_cannot_be_written(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One release whose synthetic rows had no place kept every later one out of every file."""
+    ledger, out = Ledger(tiny.ledger), tiny.folder / "out.duckdb"
+    made = Result((), {}, Synthetic((("age", "whole"),), ((1,),)))
+    with monkeypatch.context() as patch:
+        patch.setattr(Count, "draw", lambda *_: made)
+        first = release(planned(tiny, name="rows"), ledger)
+    second = release(planned(tiny, epsilon="0.125"), ledger)
+    take_name(tiny, "rows_synthetic")
+    stopped = f"1 settled releases were copied, and 1 could not be: {first.release_id}; .*'rows_synthetic'"
+    with pytest.raises(TableUnreadable, match=stopped):
+        publish_missing(ledger, out, "releases")
+    assert published_ids(out, "releases") == {second.release_id}
+    with duckdb.connect(str(out)) as connection:
+        connection.execute("DROP VIEW rows_synthetic")
+    assert publish_missing(ledger, out, "releases") == 1
 
 
 def test_a_retry_publishes_the_same_row(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

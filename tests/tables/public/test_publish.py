@@ -17,7 +17,7 @@ from dpflow.core.contract.results import NO_INFORMATION, Result, Row, Synthetic
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.fault_points import FaultInjected
 from dpflow.tables import PublishedRelease, publish, published_ids
-from dpflow.tables.public.publish import read_published
+from dpflow.tables.public.publish import check_places, read_published
 
 RELEASE = PublishedRelease(
     "r1",
@@ -142,6 +142,89 @@ def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
         ).fetchall() == [(4, 2**60)]
 
 
+def synthetic(
+    release_id: str, columns: dict[str, str], *rows: tuple[object, ...]
+) -> PublishedRelease:
+    made = Result(RELEASE.result.rows, {}, Synthetic(tuple(columns.items()), rows))
+    return replace(RELEASE, release_id=release_id, result=made)
+
+
+def test_synthetic_rows_are_written_once_whatever_the_output_table(tmp_path: Path) -> None:
+    """A second output table of one file had every row of NAME_synthetic again; a table that was dropped comes back."""
+    path, made = tmp_path / "out.duckdb", synthetic("r1", {"age": "whole"}, (1,), (2,))
+    for table in ("releases", "visits", "releases"):
+        publish(path, table, made)
+    assert content(path, "daily_synthetic") == [("r1", "2013-01-01", 1), ("r1", "2013-01-01", 2)]
+    assert published_ids(path, "visits") == published_ids(path, "releases") == {"r1"}
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("DROP TABLE daily_synthetic")
+    publish(path, "releases", made)
+    assert len(content(path, "daily_synthetic")) == len(content(path)) == 2
+
+
+def test_synthetic_rows_of_other_columns_have_a_place(tmp_path: Path) -> None:
+    """They were charged and fitted in no file. What one of two releases has not is NULL; a column holds the values of both
+    unchanged; what is called as a column of ours has another name.
+    """
+    path = tmp_path / "out.duckdb"
+    publish(
+        path,
+        "releases",
+        synthetic("r1", {"city": "text", "age": "whole", "n": "whole"}, ("7", 2**60 + 1, 7)),
+    )
+    wide = {"Age": "number", "block": "text", "n": "number", "day": "date", "DAY": "date"}
+    publish(path, "releases", synthetic("r2", wide, (0.5, "b", 0.5, "2020-01-02", None)))
+    publish(path, "releases", synthetic("r3", {"n": "text", "city": "whole"}, ("x", 5)))
+    publish(path, "releases", synthetic("r4", {"day": "whole"}))
+    with duckdb.connect(str(path), read_only=True) as connection:
+        query = "SELECT release_id, city, age, n, block_, CAST(day AS VARCHAR), day_ FROM daily_synthetic ORDER BY 1"
+        found = connection.execute(query).fetchall()
+    assert found == [
+        ("r1", "7", str(2**60 + 1), "7.0", None, None, None),
+        ("r2", None, "0.5", "0.5", "b", "2020-01-02", None),
+        ("r3", "5", None, "x", None, None, None),
+    ]
+    assert published_ids(path, "releases") == {"r1", "r2", "r3", "r4"}
+
+
+TAKEN = {
+    "CREATE VIEW Releases AS SELECT 1 AS release_id": "a view under the name 'releases'",
+    "CREATE TABLE releases (release_id VARCHAR)": "a table of other columns under the name 'releases'",
+    "CREATE TABLE daily_synthetic (mine INT)": "'daily_synthetic'; synthetic rows of 'daily'",
+    "CREATE TABLE daily_synthetic (release_id VARCHAR, block VARCHAR, mine INT NOT NULL)": "synthetic rows of 'daily'",
+}
+
+
+@pytest.mark.parametrize("made", TAKEN)
+def test_a_taken_name_is_refused_before_the_charge_and_after(tmp_path: Path, made: str) -> None:
+    """A view of a query's answers had the name of an output table: seen after the charge alone, and at each retry."""
+    path, release = tmp_path / "out.duckdb", synthetic("r1", {"age": "whole"}, (1,))
+    check_places(path, [("releases", "daily")])
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(made)
+    before = path.read_bytes()
+    with pytest.raises(TableUnreadable, match=f"{TAKEN[made]}.*nothing was charged now"):
+        check_places(path, [("other", "weekly"), ("releases", "daily")])
+    with pytest.raises(TableUnreadable, match=TAKEN[made]):
+        publish(path, "releases", release)
+    assert path.read_bytes() == before
+
+
+def test_own_tables_and_columns_of_their_users_take_no_name(tmp_path: Path) -> None:
+    """What this module made, whoever added a column to it; and two of one list that ask for one table do not fit."""
+    path = tmp_path / "out.duckdb"
+    publish(path, "releases", synthetic("r1", {"age": "whole"}, (1,)))
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("ALTER TABLE releases ADD COLUMN comment VARCHAR DEFAULT 'seen'")
+    check_places(path, [("Releases", "Daily"), ("other", "daily")])
+    publish(path, "releases", synthetic("r2", {"age": "whole"}, (2,)))
+    assert published_ids(path, "releases") == {"r1", "r2"}
+    with pytest.raises(TableUnreadable, match="the table of two things"):
+        check_places(tmp_path / "none.duckdb", [("b", "a"), ("A_synthetic", "b")])
+    with pytest.raises(NotPublished, match="not writable.*nothing was charged now"):
+        check_places(path / "beside.duckdb", [("b", "a")])
+
+
 def test_published_ids_of_nothing(tmp_path: Path) -> None:
     """A missing file or table has no releases, and asking creates neither."""
     path = tmp_path / "out.duckdb"
@@ -240,7 +323,7 @@ def test_a_foreign_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     other = tmp_path / "other.duckdb"
     with duckdb.connect(str(other)) as connection:
         connection.execute("CREATE TABLE releases (x INT)")
-    with pytest.raises(TableUnreadable, match="cannot take releases"):
+    with pytest.raises(TableUnreadable, match="a table of other columns under the name 'releases'"):
         publish(other, "releases", RELEASE)
 
 
