@@ -55,7 +55,7 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
     assert any(
         "level () is added up from 3 cells" in one and "paid, it would be" in one for one in stages
     )
-    many = "SELECT city, COUNT(*) FROM visits GROUP BY ROLLUP (city, bucket(age, 1))"
+    many = "SELECT city, COUNT(*) FROM visits WHERE age BETWEEN 0 AND 100 GROUP BY ROLLUP (city, bucket(age, 1))"
     plan = narrow.ask(f"EXPLAIN {many}", epsilon=1)
     assert len(plan.to_pay) == 2 and [level.name for level in plan.added] == ["()"]
     (line,) = [one for one in plan.levels if one.startswith('level ("city")')]
@@ -69,6 +69,10 @@ def test_the_planner_compares_adding_with_paying(narrow: World) -> None:
         (
             "SELECT clinic, COUNT(*) FROM visits GROUP BY ROLLUP (clinic)",
             "no finer level has public keys",
+        ),
+        (
+            "SELECT age > 5, COUNT(*) FROM visits GROUP BY ROLLUP ((age > 5))",
+            'rows without a key of ("age" > 5) are in no finer group',
         ),
     ):
         plan = narrow.ask(f"EXPLAIN {text}", epsilon=1, delta="1e-6")

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import random
+import re
+from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
+import sql_world
+from sql_world import close
 
 from dpflow.errors import BudgetExceeded, InvalidInput, PlanRefused
 
@@ -144,9 +149,11 @@ def test_a_revision_pays_once(fresh: World) -> None:
 
 def test_sums_over_public_keys_add_up(fresh: World) -> None:
     """With the error of a sum of noise, and only where the asked error allows it."""
-    fine = "SELECT city, bucket(age, 10) AS b, COUNT(*) AS n, SUM(cost) AS s FROM visits GROUP BY city, b"
+    ages = "age >= 0 AND age <= 100"
+    fine = f"SELECT city, bucket(age, 10) AS b, COUNT(*) AS n, SUM(cost) AS s FROM visits WHERE {ages} GROUP BY city, b"
     answer = fresh.ask(fine, epsilon=50)
-    total = fresh.ask("SELECT city, COUNT(*) AS n FROM visits GROUP BY city", epsilon="0.1")
+    coarse = f"SELECT city, COUNT(*) AS n FROM visits WHERE {ages} GROUP BY city"
+    total = fresh.ask(coarse, epsilon="0.1")
     assert total.free and fresh.spent() == "50"
     for (city, *_), (_, n) in zip(total.rows, total.values):
         cells = [row[2] for row in answer.values if row[0].value == city]
@@ -157,13 +164,113 @@ def test_sums_over_public_keys_add_up(fresh: World) -> None:
     )
     assert one < width < 11 * one
     assert total.notes and answer.origins[0].release_id in total.notes[0]
-    mean = fresh.ask("EXPLAIN SELECT city, AVG(cost) FROM visits GROUP BY city", epsilon="0.1")
+    mean = fresh.ask(f"EXPLAIN {coarse.replace('COUNT(*)', 'AVG(cost)')}", epsilon="0.1")
     assert mean.to_pay and "does not add up" in mean.unpaid[0]
     # One cell is exact enough for this price, and eleven together are not.
-    assert fresh.ask("EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=20).to_pay
-    assert not fresh.ask(
-        "EXPLAIN SELECT city, COUNT(*) FROM visits GROUP BY city", epsilon=1
-    ).to_pay
+    assert fresh.ask(f"EXPLAIN {coarse}", epsilon=20).to_pay
+    assert not fresh.ask(f"EXPLAIN {coarse}", epsilon=1).to_pay
+
+
+class Keys:
+    """Random expressions that have public keys by their texts, and conditions that may leave out rows without one."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = random.Random(seed)
+
+    def condition(self, key: str = "") -> str:
+        """A condition on rows, which may be of a key."""
+        low, high = sorted(self._random.choices(range(-10, 60), k=2))
+        first, last = sorted(self._random.choices(range(1, 29), k=2))
+        tests = ["age IS NOT NULL", "age IS NULL", f"cost > {low % 5}", "city = 'Oslo'"]
+        tests += [
+            f"age BETWEEN {low} AND {high}",
+            f"age < {high}",
+            f"age >= {low}",
+            f"age <> {low}",
+        ]
+        tests += [f"day >= '2020-01-{first:02}' AND day < '2020-02-{last % 9 + 1:02}'"]
+        tests += [f"day BETWEEN '2020-01-{first:02}' AND '2020-01-{last:02}'", "day > '2020-01-06'"]
+        if key.startswith("CASE"):
+            tests += [f"{key} = 'a'", f"{key} IN ('a', 'b')", f"{key} <> 'a'"] * 4
+        return self._random.choice(tests)
+
+    def test(self, depth: int = 2) -> str:
+        """A condition of several ones."""
+        parts = [self.condition() if depth == 0 else self.test(depth - 1) for _ in range(2)]
+        return self._random.choice(
+            [*["{0}"] * 3, "NOT ({0})", "({0}) AND ({1})", "({0}) OR ({1})"]
+        ).format(*parts)
+
+    def text(self, depth: int = 2) -> str:
+        """An expression of texts that it names."""
+        one, other = (
+            self.text(depth - 1) if depth else self._random.choice(["'a'", "'b'"]) for _ in range(2)
+        )
+        forms = ["CASE WHEN {2} THEN {0} END", "CASE WHEN {2} THEN {0} WHEN {3} THEN {1} END"]
+        forms += ["CASE WHEN {2} THEN {0} ELSE {1} END"] * 2
+        forms += [
+            "coalesce({0}, {1})",
+            "substring({0}, 1, 1)",
+            "{0} || {1}",
+            "CAST({2} AS VARCHAR)",
+        ]
+        form = self._random.choice(forms[: len(forms) if depth < 2 else 4])
+        return form.format(one, other, self.test(1), self.test(1))
+
+    def key(self) -> str:
+        """What rows are grouped by."""
+        others = [
+            "bucket(age, 10)",
+            "bucket(age, 7)",
+            "month(day)",
+            "year(day)",
+            "date_trunc('week', day)",
+        ]
+        return self._random.choice(
+            [self.text(), self.text(), self.test(), *others[self._random.randrange(5) :][:1]]
+        )
+
+
+def check_sums(world: World, keys: Keys, seen: Counter[str]) -> None:
+    """Of all rows of a query: what a stored release of a random key answers, a level that is added up, and a sum of its
+    groups that states a total interval.
+    """
+    key = keys.key()
+    where = " AND ".join(f"({keys.condition(key)})" for _ in range(2))
+    rows = f"FROM visits WHERE {where}"
+    ((truth,),) = world.truth(
+        f"SELECT COUNT(*) {re.sub(r'bucket.age, ([0-9]+).', r'(age // 1)', rows)}"
+    )
+    fine = f"SELECT {key} AS k, COUNT(*) AS n {rows} GROUP BY k"
+    (cell,) = world.ask(f"SELECT SUM(n) FROM ({fine})", epsilon=1000).values[0]
+    if cell.total is not None:
+        seen["total"] += 1
+        assert cell.total[0] - 1 <= truth <= cell.total[1] + 1, (key, where, truth, cell)
+    if not world.ask(f"EXPLAIN SELECT COUNT(*) {rows}", epsilon=1).to_pay:
+        seen["free"] += 1
+        answer = world.ask(f"SELECT COUNT(*) {rows}", epsilon=1)
+        assert close(answer.rows[0][0], truth), (key, where, truth, answer)
+    levels = f"SELECT GROUPING(k) AS g, {key} AS k, COUNT(*) AS n {rows} GROUP BY ROLLUP (k)"
+    plan = world.ask(f"EXPLAIN {levels}", epsilon=1000, scope="levels")
+    answer = world.ask(levels, epsilon=1000, scope="levels")
+    assert sum(one.epsilon != "0" for one in answer.origins) == len(plan.to_pay)
+    seen["level"] += len(plan.added)
+    (total,) = [n for g, _, n in answer.rows if g]
+    assert close(total, truth), (key, where, truth, plan.levels)
+    seen["paid"] += not plan.added
+
+
+def test_groups_that_lack_rows_do_not_add_up(fresh: World) -> None:
+    """Rows have NULL, numbers and days beyond the declared bounds: no sum of groups without them is stated of all rows."""
+    columns = sql_world.DECLARATION["columns"] | {"age": {"lower": 0, "upper": 30}}
+    columns["day"] = {"lower": "2020-01-05", "upper": "2020-01-31"}
+    fresh.table = fresh.declare(columns=columns, max_contributions={"rows": 20})
+    fresh.grant("levels")
+    seen: Counter[str] = Counter()
+    keys = Keys(1)
+    for _ in range(24):
+        check_sums(fresh, keys, seen)
+    assert min(seen[one] for one in ("total", "free", "level", "paid")) > 2, seen
 
 
 def test_a_mean_follows_from_sum_and_count(fresh: World) -> None:

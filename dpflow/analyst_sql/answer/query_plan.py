@@ -527,7 +527,7 @@ def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:
     ):
         yield f"computed from release {stored.record.release_id}, with its error and the truncation of its groups"
     for group in stored.groups:
-        if group not in query.groups:
+        if group not in query.groups and group.op == "column":
             yield f"rows that have none of the declared keys of {group} are not in it"
 
 

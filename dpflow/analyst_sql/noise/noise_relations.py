@@ -61,6 +61,7 @@ class ReleasedColumns:
         filled: the numbers beside which stands whether their intervals exclude 0.
         present: the numbers of units, beside which that stands as a number with an interval of its own.
         premises: for each number the releases whose limits on what is cut its total interval rests on.
+        partial: some rows of the query may be in none of its groups, so sums of all groups have no total interval.
     """
 
     keys: int
@@ -72,6 +73,7 @@ class ReleasedColumns:
     filled: Sequence[int]
     present: Sequence[int]
     premises: Sequence[frozenset[str]]
+    partial: bool = False
 
 
 @dataclass(frozen=True)
@@ -292,7 +294,8 @@ class ReleasedNoise:
         for n in released.present:
             noise = beside(present_column(n), "", frozenset({(position, n)}), *_hide(False))
             numbers.append(NoisyColumn(present_column(n), noise))
-        return Shape(keys + numbers + filled, selected=released.selected, release=position)
+        selected = released.selected or (self._is_total and released.partial)
+        return Shape(keys + numbers + filled, selected=selected, release=position)
 
 
 def _write_end(value: float | None) -> Any:

@@ -27,6 +27,7 @@ from dpflow.analyst_sql.parse.select_query import (
     release_table,
 )
 from dpflow.analyst_sql.releases.cells import Cells, Number, find_measure, find_release
+from dpflow.analyst_sql.releases.complete_keys import find_incomplete
 from dpflow.analyst_sql.releases.query_parts import find_grouping
 from dpflow.analyst_sql.releases.typed_keys import KeyReader
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
@@ -52,6 +53,7 @@ class ReleasedTable:
         filled: for each number that means are divided by whether its interval excludes 0, in each row.
         present: the numbers of units.
         planned_kinds: the types of the numbers with which the query was planned.
+        partial: some rows of the query may be in none of its groups.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ReleasedTable:
     filled: Mapping[int, list[bool]] = field(default_factory=dict)
     present: Sequence[int] = ()
     planned_kinds: Sequence[str] = ()
+    partial: bool = False
 
     def with_planned_kinds(self) -> ReleasedTable:
         """The same numbers as doubles where the plan took them for doubles, though all were drawn whole."""
@@ -134,6 +137,7 @@ class ReleasedTable:
                 frozenset[str]().union(*(one.premises for one in numbers))
                 for numbers in self.numbers
             ],
+            self.partial,
         )
 
 
@@ -255,6 +259,7 @@ def _make_table(
         filled,
         _list_units(release),
         planned,
+        find_incomplete(replace(release, groups=()), release.groups) is not None,
     )
 
 

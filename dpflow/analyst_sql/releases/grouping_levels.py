@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from dpflow.analyst_sql.parse.select_query import ADDITIVE
 from dpflow.analyst_sql.releases.cells import Cells, add_up, make_width
+from dpflow.analyst_sql.releases.complete_keys import find_incomplete
 from dpflow.analyst_sql.releases.query_parts import PartPlan, QueryPart
 from dpflow.core.contract.printed_numbers import print_bound
 from dpflow.core.contract.results import Row
@@ -164,6 +165,7 @@ def _list_finer(n: int, plans: Sequence[PartPlan]) -> dict[int, int]:
             and set(query.groups) < set(of.groups)
             and is_additive(other.part)
             and set(part.measures) <= set(other.part.measures)
+            and not find_incomplete(query, of.groups)
         ):
             finer[j] = max(1, _count_cells(other.part) // _count_cells(part))
     return finer
@@ -221,6 +223,10 @@ def _find_reason(one: PartPlan, plans: Sequence[PartPlan]) -> str:
     others = [str(a) for a in one.part.measures if a.kind not in ADDITIVE]
     if others:
         return f"{others[0]} does not add up over groups"
+    added = (other.part.queries[0].groups for other in plans if is_additive(other.part))
+    finer = [node for groups in added if set(query.groups) < set(groups) for node in groups]
+    if incomplete := find_incomplete(query, finer):
+        return f"rows without a key of {incomplete} are in no finer group"
     return "no finer level has public keys alone"
 
 

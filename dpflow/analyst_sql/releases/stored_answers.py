@@ -2,7 +2,7 @@
 
 - another spelling, other columns of its answer, another order, HAVING, LIMIT;
 - conditions on grouping columns, which keep or drop whole groups;
-- counts and sums over public keys, added up over one release's cells;
+- counts and sums over public keys that hold all rows (`find_incomplete`), added up over one release's cells;
 - means where the same release has the sum and the number of values.
 
 Such an answer has the error and the truncation of the release that it comes from. COUNT(DISTINCT),
@@ -31,6 +31,7 @@ from dpflow.analyst_sql.releases.cells import (
     make_width,
     read_cells,
 )
+from dpflow.analyst_sql.releases.complete_keys import find_incomplete
 from dpflow.analyst_sql.releases.query_parts import (
     PartPlan,
     QueryPart,
@@ -163,6 +164,8 @@ class StoredReleases:
                     f"the keys of release {release_id} were selected privately, and what was not selected is "
                     f"missing in its sums, so this is new"
                 )
+            if incomplete := find_incomplete(query, groups):
+                return f"rows without a key of {incomplete} are in no group of release {release_id}, so this is new"
         return None
 
     def _read(self, settled: SettledRequest, part: QueryPart) -> Stored | None:
@@ -265,6 +268,7 @@ def _covers(part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str
         part.mechanism == "aggregates"
         and all(one.kind in ADDITIVE for one in part.measures)
         and not any(is_private_node(table, node) for node in groups)
+        and not find_incomplete(query, groups)
     )
 
 
