@@ -8,9 +8,9 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from declared_tables import declare_grouped, declare_table
 
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import BinCounts
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.mechanisms.bounds import BINS, POWERS, Bounds, count_magnitudes, outer_edges
@@ -20,18 +20,7 @@ from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import plan_mechanism
 
-
-def declare_table(relation: str = "add-remove", rows: int = 1) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": rows},
-            "columns": {"user": {}, "x": {}},
-        }
-    )
+KINDS = {"x": {}, "kind": {"public_keys": ["a", "b", "c", "d"]}}
 
 
 def counts(*values: float) -> np.ndarray:
@@ -67,7 +56,7 @@ def test_each_value_lies_in_its_bin(x: float, low: float, high: float) -> None:
 def test_what_is_too_large_is_outside_whatever_is_found(x: float) -> None:
     """In a bin of its own on each side, which is counted as outside and gives no bounds."""
     assert np.flatnonzero(counts(x, -x)).tolist() == [0, BINS - 1]
-    table = declare_table()
+    table = declare_table({"x": {}})
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "100"})
     for large, small in itertools.product(([x], [-x], [x, -x]), ([], [5.0])):
         column = ArrayColumn.from_groups(np.array([*large, *small] * 1000))
@@ -97,7 +86,9 @@ def test_one_unit_moves_the_counts_by_what_is_claimed(relation: str, rows: int) 
     claimed distance, no more.
     """
     params, event = plan_mechanism(
-        Bounds(), declare_table(relation, rows), {"column": "x", "epsilon": "1"}
+        Bounds(),
+        declare_table({"x": {}}, rows, neighbours=relation),
+        {"column": "x", "epsilon": "1"},
     )
     assert isinstance(event, DiscreteLaplace)
     others = [1.0, 5.0, -7.0]
@@ -115,7 +106,7 @@ def test_the_answer_keeps_the_claim_exactly(monkeypatch: pytest.MonkeyPatch) -> 
 
     for name, value in (("POWERS", 2), ("BINS", 5), ("LEAST", 0), ("MOST", 0)):
         monkeypatch.setattr(bounds, name, value)
-    table = declare_table()
+    table = declare_table({"x": {}})
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "8"})
 
     def law(values: list[float]) -> dict[object, float]:
@@ -135,7 +126,7 @@ def test_bounds_hold_most_values_and_nothing_far() -> None:
     """Ten thousand values between 3 and 900 give 2 (or 4) and 1024 (or 512); one at 10^30 changes
     nothing.
     """
-    table = declare_table()
+    table = declare_table({"x": {}})
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     values = np.append(np.exp(np.linspace(math.log(3), math.log(900), 10_000)), 1e30)
     column = ArrayColumn.from_groups(values)
@@ -152,7 +143,7 @@ def test_rows_outside_are_no_more_than_said() -> None:
     """120 of 10,120 values in bins too rare to be found, on both sides: the limit holds in 95 % of draws and
     more, whatever is found; the noisy number alone is below the truth in many.
     """
-    table = declare_table()
+    table = declare_table({"x": {}})
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     rare = [sign * 2.0**power * 1.5 for power in range(20, 40) for sign in (-1, 1)] * 3
     values = np.append(np.linspace(300, 500, 10_000), rare)
@@ -173,7 +164,7 @@ def test_few_rows_have_no_bounds() -> None:
     """An empty column, or one with fewer rows than the noise hides, is answered with none, in 95 %
     of draws.
     """
-    table = declare_table()
+    table = declare_table({"x": {}})
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "epsilon": "1"})
     for values in ([], [1.0, 2.0, 3.0]):
         found = [
@@ -190,31 +181,13 @@ def test_the_threshold_is_rarely_reached_by_noise() -> None:
     would be more.
     """
     params, event = plan_mechanism(
-        Bounds(), declare_table(rows=4), {"column": "x", "epsilon": "1/2"}
+        Bounds(), declare_table({"x": {}}, 4), {"column": "x", "epsilon": "1/2"}
     )
     assert isinstance(event, DiscreteLaplace)
-    t = Bounds()._choose_noise(params, declare_table(rows=4))[0]
+    t = Bounds()._choose_noise(params, declare_table({"x": {}}, 4))[0]
     law = exact_divergence.discrete_laplace(event.scale, tail=1e-13)
     assert BINS * math.fsum(p for x, p in law.items() if x >= t) <= float(Fraction(1, 20))
     assert BINS * math.fsum(p for x, p in law.items() if x >= t - 1) > float(Fraction(1, 20))
-
-
-def grouped(relation: str, groups: int, rows: int) -> Table:
-    """Four public keys, of which a unit reaches some."""
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {
-                "rows": groups * rows,
-                "groups": groups,
-                "rows_per_group": rows,
-            },
-            "columns": {"user": {}, "x": {}, "kind": {"public_keys": ["a", "b", "c", "d"]}},
-        }
-    )
 
 
 @pytest.mark.parametrize(
@@ -226,7 +199,7 @@ def test_one_unit_moves_the_counts_of_all_groups_by_what_is_claimed(
     """All rows of a unit in one bin of each of its groups, and elsewhere under replace: exactly the
     claimed distance.
     """
-    table = grouped(relation, groups, rows)
+    table = declare_grouped(KINDS, groups, rows, neighbours=relation)
     _, event = plan_mechanism(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
     assert isinstance(event, DiscreteLaplace)
     far = [counts(1.0, *[1000.0] * rows * (code < groups)) for code in range(4)]
@@ -241,7 +214,7 @@ def test_every_group_has_bounds_of_its_own() -> None:
     """Groups that differ in scale, one of them empty: keys in their order, none where there is
     nothing to find.
     """
-    table = grouped("add-remove", 1, 1)
+    table = declare_grouped(KINDS, 1)
     params, _ = plan_mechanism(Bounds(), table, {"column": "x", "by": "kind", "epsilon": "1"})
     column = ArrayColumn.from_groups(
         np.full(500, 3.0), np.full(500, -1000.0), [], np.full(500, 1e30)
@@ -264,7 +237,7 @@ def test_a_delta_allows_gaussian_noise_where_units_reach_many_groups(
     """The plan takes the lower threshold; Gaussian noise fits the L2 distance of neighbours
     exactly.
     """
-    table = grouped(relation, groups, 2).model_copy(deep=True)
+    table = declare_grouped(KINDS, groups, 2, neighbours=relation).model_copy(deep=True)
     kind = table.columns["kind"].model_copy(
         update={"public_keys": tuple(f"k{i}" for i in range(50))}
     )

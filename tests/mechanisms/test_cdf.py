@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 from in_turns import in_turns
 
 from dpflow.core.accounting.events import Pure
@@ -22,6 +23,7 @@ from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.harness import StreamSource
 
 RANDOM = np.random.default_rng(2)
+TABLE = declare_table({"x": {}})
 
 
 @pytest.fixture(autouse=True)
@@ -32,24 +34,11 @@ def same_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "SystemSource", lambda: source)
 
 
-def declare_table(relation: str = "add-remove", rows: int = 1, **column: Any) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": rows},
-            "columns": {"user": {}, "x": column},
-        }
-    )
-
-
 def draw(values: Any, table: Table | None = None, public: bool = False, **params: Any) -> Result:
     mechanism = cdf.Cdf()
     given = mechanism.Params.model_validate({"column": "x", "epsilon": 1, **params})
     column = ArrayColumn.from_groups(values, size_is_public=public)
-    return mechanism.draw(given, table or declare_table(), column, SystemSource())
+    return mechanism.draw(given, table or TABLE, column, SystemSource())
 
 
 LAWS = {
@@ -145,7 +134,14 @@ def test_every_round_is_paid_for_what_a_unit_changes(
     monkeypatch.setattr("dpflow.core.toolbox.noise.add_laplace", add)
     monkeypatch.setattr(cdf, "draw_quantile", middle)
     values = RANDOM.normal(0, 1, 3000)
-    result = draw(values, declare_table(relation, rows), epsilon=2, search=4, levels=3, cells=64)
+    result = draw(
+        values,
+        declare_table({"x": {}}, rows, neighbours=relation),
+        epsilon=2,
+        search=4,
+        levels=3,
+        cells=64,
+    )
     assert len(spent) == 1 + 3 and len(parts) <= 1 + 2 + 4 + 8
     ((numerator, denominator),) = levels
     search = 4 * 2 * changes * Fraction(numerator, denominator)
@@ -220,7 +216,7 @@ def test_the_number_of_rows_chooses() -> None:
     assert cdf.choose_sizes(10**6, 1e-3, None, None, None).cells == few.cells
     fixed = cdf.choose_sizes(1000, 1.0, 2, 16, 2)
     assert (fixed.search, fixed.cells, fixed.levels) == (2, 16, 2)
-    mechanism, table = cdf.Cdf(), declare_table()
+    mechanism, table = cdf.Cdf(), TABLE
     bound = mechanism.error_bound(
         mechanism.Params.model_validate({"column": "x", "epsilon": 1}), table
     )
@@ -257,12 +253,12 @@ def test_quantiles_without_bounds_are_of_a_distribution(name: str) -> None:
     asked = {"p": "0.9"} if name == "quantile" else {"quantiles": ["0.9"]}
     mechanism = Registry.load().mechanisms[name]
     params = mechanism.Params.model_validate({"column": "x", "epsilon": "0.5", **asked})
-    delegation = mechanism.delegate_to(params, declare_table())
+    delegation = mechanism.delegate_to(params, TABLE)
     assert delegation.mechanism == "cdf" and "declares no bounds" in delegation.why
     assert delegation.params == {"column": "x", "epsilon": "0.5", "quantiles": ["9/10"]}
-    assert mechanism.delegate_to(params, declare_table(lower=0, upper=9)) is None
+    assert mechanism.delegate_to(params, declare_table({"x": {"lower": 0, "upper": 9}})) is None
     with pytest.raises(PlanRefused, match="not taken by group"):
-        mechanism.delegate_to(params.model_copy(update={"by": "user"}), declare_table())
+        mechanism.delegate_to(params.model_copy(update={"by": "u"}), TABLE)
 
 
 @pytest.mark.parametrize(("missing", "expected"), [("skip", "cdf"), (3, "cdf"), ("0.5", None)])
@@ -273,7 +269,9 @@ def test_a_number_for_missing_values_keeps_no_method_away(
     mechanism = Registry.load().mechanisms["quantiles"]
     asked = {"column": "x", "epsilon": "0.5", "quantiles": [f"0.{i}" for i in range(1, 10)]}
     params = mechanism.Params.model_validate(asked | {"size": 100_000})
-    table = declare_table(lower=-100_000, upper=100_000, step="0.001", missing=missing)
+    table = declare_table(
+        {"x": {"lower": -100_000, "upper": 100_000, "step": "0.001", "missing": missing}}
+    )
     delegation = mechanism.delegate_to(params, table)
     assert (None if delegation is None else delegation.mechanism) == expected
 
@@ -282,10 +280,10 @@ def test_the_guarantee_is_pure() -> None:
     """Epsilon, whatever is drawn; noise that cannot be drawn is refused before."""
     mechanism = cdf.Cdf()
     params = mechanism.Params.model_validate({"column": "x", "epsilon": "0.5"})
-    assert mechanism.event(params, declare_table()) == Pure(Fraction(1, 2))
+    assert mechanism.event(params, TABLE) == Pure(Fraction(1, 2))
     tiny = params.model_copy(update={"epsilon": Fraction(1, 10**12)})
     with pytest.raises(PlanRefused):
-        mechanism.event(tiny, declare_table(rows=10**9))
+        mechanism.event(tiny, declare_table({"x": {}}, 10**9))
 
 
 @pytest.mark.parametrize("law", [*LAWS, "constant"])
@@ -327,7 +325,7 @@ def test_a_plan_states_no_less_than_a_release(rows: int, epsilon: str, relation:
     """Edges near one end of the rows are sums of many counts of the other side: half-widths were up to 1.75 times those
     that the plan stated.
     """
-    table, mechanism = declare_table(relation), cdf.Cdf()
+    table, mechanism = declare_table({"x": {}}, neighbours=relation), cdf.Cdf()
     bound = mechanism.error_bound(cdf.CdfParams(column="x", epsilon=epsilon), table)
     stated = bound.half_width[f"share below an edge, of {rows:,} rows"]
     values = np.exp(8 * np.random.default_rng(1).random(rows))

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_grouped
 
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
@@ -30,19 +31,6 @@ from dpflow.testing.neighbours import key_sets
 from dpflow.testing.tiny_tables import excess_delta
 
 RAW = {"by": "word", "epsilon": "4", "delta": "0.02"}
-
-
-def declare_table(groups: int, relation: str = "add-remove") -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": 100, "groups": groups, "rows_per_group": 1},
-            "columns": {"user": {}, "word": {}},
-        }
-    )
 
 
 @pytest.fixture
@@ -109,7 +97,7 @@ def test_two_rounds_keep_the_claim(
     monkeypatch.setattr(key_union, "UNIT", 2)
     monkeypatch.setattr(key_union, "SHARES", (Fraction(1, 4), Fraction(3, 4)))
     key_union.split_rounds.cache_clear()
-    table = declare_table(2)
+    table = declare_grouped({"word": {}}, 2)
     params, event = plan_mechanism(
         KeyUnion(), table, {"by": "word", "epsilon": "12", "delta": "0.02"}
     )
@@ -169,7 +157,7 @@ def test_what_is_released() -> None:
     """Common keys, sorted, without numbers; nothing of a table without units, and no key of a few
     units.
     """
-    table = declare_table(4)
+    table = declare_grouped({"word": {}}, 4)
     params, event = plan_mechanism(
         KeyUnion(), table, {"by": "word", "epsilon": "1", "delta": "1e-6"}
     )

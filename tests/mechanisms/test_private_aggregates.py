@@ -14,6 +14,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from declared_tables import declare_grouped
 from pydantic import ValidationError
 
 from dpflow.core.accounting.events import Approximate, Composed, DiscreteGaussian, DiscreteLaplace
@@ -31,25 +32,8 @@ from dpflow.mechanisms.private_aggregates import (
 from dpflow.tables.private import PrivateTable
 
 MECHANISM = PrivateAggregates()
+COLUMNS = {"k": {}, "v": {"lower": 0, "upper": 2}}
 SHOWN = Approximate(LEAST_EPSILON, Fraction(1, 10))
-
-
-def declare(groups: int = 2, rows: int = 1, neighbours: str = "add-remove", **more: Any) -> Table:
-    return Table.model_validate(
-        {
-            "name": "data",
-            "database": "x",
-            "neighbours": neighbours,
-            "privacy_unit": {"column": "u"},
-            "contribution_bounds": {
-                "rows": groups * rows,
-                "groups": groups,
-                "rows_per_group": rows,
-            },
-            "columns": {"k": {}, "v": {"lower": 0, "upper": 2}},
-        }
-        | more
-    )
 
 
 def make_params(measures: list[Any], **more: Any) -> PrivateAggregatesParams:
@@ -145,7 +129,7 @@ def test_the_claim_holds_over_every_outcome(measures: list[Any], groups: int, ro
     """With Laplace noise the divergence at the claimed epsilon is at most delta, and near it; a
     threshold two lower breaks the claim, and the enumeration finds it.
     """
-    table, params = declare(groups, rows), make_params(measures, noise="laplace")
+    table, params = declare_grouped(COLUMNS, groups, rows), make_params(measures, noise="laplace")
     event = MECHANISM.event(params, table)
     assert isinstance(event, Composed)
     epsilon, delta = event.epsilon_delta() or (None, None)
@@ -157,7 +141,10 @@ def test_the_claim_holds_over_every_outcome(measures: list[Any], groups: int, ro
 
 def test_own_keys_of_both_tables_do_not_add() -> None:
     """Under replace each table has keys of its own: the larger odds count, not their sum."""
-    table, params = declare(2, 1, "replace"), make_params(["count_distinct"], noise="laplace")
+    table, params = (
+        declare_grouped(COLUMNS, 2, neighbours="replace"),
+        make_params(["count_distinct"], noise="laplace"),
+    )
     release = MECHANISM.choose_release(params, table)[0]
     select, threshold = selection_threshold(params, table, release)
     own, none = own_key(release.noises[select], threshold, 1), np.array([1.0, 0.0])
@@ -167,7 +154,10 @@ def test_own_keys_of_both_tables_do_not_add() -> None:
 
 def test_gaussian_noise_splits_delta() -> None:
     """Half of delta is the selection's; a lone unit's keys are shown with those odds at most."""
-    table, params = declare(4, 1), make_params(["count"], noise="gaussian", delta="1e-3")
+    table, params = (
+        declare_grouped(COLUMNS, 4),
+        make_params(["count"], noise="gaussian", delta="1e-3"),
+    )
     event = MECHANISM.event(params, table)
     assert isinstance(event, Composed)
     assert event.rho_delta()[1] == Fraction(1, 2000)
@@ -197,7 +187,7 @@ def table(tmp_path: Path) -> Table:
             "CREATE TABLE data AS SELECT i AS u, ['big', 'small'][1 + CAST(i >= 900 AS INTEGER)] AS k, i % 3 AS v "
             "FROM range(1000) t(i) UNION ALL SELECT 5000, 'lone', 1"
         )
-    return declare(1, 1, database=path)
+    return declare_grouped(COLUMNS, 1, name="data", database=path)
 
 
 def draw(table: Table, params: PrivateAggregatesParams) -> dict[tuple[str, str], Any]:
@@ -235,7 +225,7 @@ def test_one_noisy_number_counts_rows_and_units() -> None:
         columns = {"k": {}, "v": {"lower": 0, "upper": 2, "missing": missing}}
         params = make_params(["count", "count_distinct", {"measure": "mean", "column": "v"}])
         single, several = (
-            MECHANISM.choose_release(params, declare(2, rows, columns=columns))[0]
+            MECHANISM.choose_release(params, declare_grouped(columns, 2, rows))[0]
             for rows in (1, 2)
         )
         assert ("units", "") in single.noises and ("rows", "") not in single.noises
@@ -247,7 +237,7 @@ def test_the_threshold_is_weighed_against_the_errors() -> None:
     """More weight gives the selecting count more epsilon, so keys show from fewer units on; all of
     epsilon is spent in any case.
     """
-    table, thresholds = declare(4, 1), []
+    table, thresholds = declare_grouped(COLUMNS, 4), []
     for weight in ("0", "1", "4"):
         asked = ["count", {"measure": "sum", "column": "v"}, {"measure": "variance", "column": "v"}]
         params = make_params(asked, delta="1e-6", noise="laplace", selection_weight=weight)
@@ -262,7 +252,7 @@ def test_a_selection_of_its_own_would_cost_more_than_it_saves() -> None:
     the epsilon that the released count has, so the count would be left with three times its noise.
     """
     columns = {"k": {}, "v": {"lower": 1, "upper": 5, "missing": "3"}}
-    table = declare(4, 1, columns=columns)
+    table = declare_grouped(columns, 4)
     values = [{"measure": name, "column": "v"} for name in ("sum", "mean", "variance")]
     asked = ["count", "count_distinct", *values]
     for epsilon in ("0.2", "1", "4"):
@@ -342,10 +332,10 @@ def test_rows_and_units_are_equal_where_a_unit_has_one_row_of_a_key(
     with duckdb.connect(str(tmp_path / "x")) as connection:
         connection.execute(rows)
     columns = {"k": {}, "v": {"lower": 0, "upper": 2, "missing": missing}}
-    more = {"columns": columns, "database": str(tmp_path / "x")}
+    place = {"name": "data", "database": str(tmp_path / "x")}
     asked = make_params(["count", "count_distinct", {"measure": "mean", "column": "v"}])
     for groups, per_group in ((1, 1), (4, 1), (4, 2)):
-        table = declare(groups, per_group, **more)
+        table = declare_grouped(columns, groups, per_group, **place)
         request = MECHANISM.make_query(asked, table).data_request()
         for where in (None, "v > 1"):
             answer = PrivateTable(table, where).answer(request, ())

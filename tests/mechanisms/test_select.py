@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_grouped
 from in_turns import in_turns
 
 from dpflow.core.accounting.events import BoundedRange, Pure, Repeated
@@ -26,19 +27,7 @@ from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import plan_mechanism
 
 REGISTRY = Registry.load()
-
-
-def declare_table(relation: str, rows: int = 1, keys: int = 3) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": rows * keys, "groups": keys, "rows_per_group": rows},
-            "columns": {"user": {}, "kind": {"public_keys": [f"k{i}" for i in range(keys)]}},
-        }
-    )
+KINDS = {"kind": {"public_keys": ["k0", "k1", "k2"]}}
 
 
 def answer(rows: tuple[int, ...]) -> Groups:
@@ -62,12 +51,12 @@ def worst(
 ) -> float:
     """The largest loss over all neighbouring scores."""
     mechanism = REGISTRY.find_mechanism(name)
-    params, _ = plan_mechanism(mechanism, declare_table(relation, most), raw)
+    params, _ = plan_mechanism(mechanism, declare_grouped(KINDS, 3, most, neighbours=relation), raw)
     known: dict[tuple[int, ...], dict[Any, float]] = {}
 
     def law(rows: tuple[int, ...]) -> dict[Any, float]:
         if rows not in known:
-            table = planned or declare_table(relation, most)
+            table = planned or declare_grouped(KINDS, 3, most, neighbours=relation)
             known[rows] = enumerate_outputs(
                 lambda source: mechanism.draw(params, table, answer(rows), source).rows
             )
@@ -103,7 +92,7 @@ def test_no_neighbouring_scores_lose_more_than_epsilon(
 def test_a_rate_that_forgets_replacement_is_seen(selection: str) -> None:
     """Control: the rate of add-remove, used where units are replaced, loses more than epsilon."""
     raw = {"by": "kind", "epsilon": "1", "selection": selection}
-    assert worst("arg_max", raw, "replace", 1, declare_table("add-remove")) > 1.2
+    assert worst("arg_max", raw, "replace", 1, declare_grouped(KINDS, 3)) > 1.2
 
 
 def test_the_losses_of_exponential_choices_span_epsilon() -> None:
@@ -114,14 +103,14 @@ def test_the_losses_of_exponential_choices_span_epsilon() -> None:
     for selection in ("exponential", "permute-and-flip"):
         params, _ = plan_mechanism(
             REGISTRY.find_mechanism("arg_max"),
-            declare_table("add-remove"),
+            declare_grouped(KINDS, 3),
             {"by": "kind", "epsilon": "1", "selection": selection},
         )
         law = {
             rows: enumerate_outputs(
                 lambda source, rows=rows, params=params: (
                     REGISTRY.find_mechanism("arg_max")
-                    .draw(params, declare_table("add-remove"), answer(rows), source)
+                    .draw(params, declare_grouped(KINDS, 3), answer(rows), source)
                     .rows
                 )
             )
@@ -141,7 +130,7 @@ def test_the_plan_takes_the_higher_rate(k: int) -> None:
     """Permute-and-flip for few choices; exponential choices for many, where a delta allows them a
     higher rate.
     """
-    table = declare_table("add-remove", keys=40)
+    table = declare_grouped({"kind": {"public_keys": [f"k{i}" for i in range(40)]}}, 40)
     mechanism = REGISTRY.find_mechanism("top_k")
     _, event = plan_mechanism(mechanism, table, {"by": "kind", "k": k, "epsilon": "1"})
     assert event == (Pure(Fraction(1)) if k == 1 else Repeated(Pure(Fraction(1, k)), k))
@@ -161,7 +150,7 @@ def test_chosen_keys_are_within_the_bound(selection: str) -> None:
     """In 95 % of draws every choice is near the best one left; far ahead keys are found in their
     order.
     """
-    table = declare_table("add-remove", keys=40)
+    table = declare_grouped({"kind": {"public_keys": [f"k{i}" for i in range(40)]}}, 40)
     mechanism = REGISTRY.find_mechanism("top_k")
     params, _ = plan_mechanism(
         mechanism, table, {"by": "kind", "k": 3, "epsilon": "1", "selection": selection}
@@ -219,6 +208,6 @@ def test_choices_that_mean_nothing_are_refused(raw: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput):
         plan_mechanism(
             REGISTRY.find_mechanism("top_k"),
-            declare_table("add-remove"),
+            declare_grouped(KINDS, 3),
             {"by": "kind", "epsilon": "1", **raw},
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 
 from dpflow.core.accounting.events import ZCDP, Approximate
 from dpflow.core.contract.declaration import Table
@@ -24,26 +25,12 @@ from dpflow.testing.replay_audit import replay_examples
 
 RANDOM = np.random.default_rng(19)
 COLUMNS: dict[str, Any] = {
-    "user": {},
     "age": {"lower": 0, "upper": 99},
     "city": {"public_keys": ["Oslo", "Rome", "Ulm"]},
     "job": {"public_keys": [f"job {i}" for i in range(12)]},
     "pay": {"lower": 0, "upper": 1, "step": "0.1"},
 }
 NAMES = ("age", "city", "job", "pay")
-
-
-def declare_table(relation: str = "add-remove", rows: int = 1, **columns: Any) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "user"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": rows},
-            "columns": COLUMNS | columns,
-        }
-    )
 
 
 def make_rows(n: int) -> dict[str, np.ndarray]:
@@ -66,11 +53,11 @@ def draw(
         {"columns": list(data), "epsilon": 1, "delta": "1e-6", **params}
     )
     answer = RecordArrays(np.arange(len(next(iter(data.values())))), data)
-    return mechanism.draw(given, table or declare_table(), answer, SystemSource()), given
+    return mechanism.draw(given, table or declare_table(COLUMNS), answer, SystemSource()), given
 
 
 def cells_of(rows: dict[str, np.ndarray], name: str) -> np.ndarray:
-    column = declare_table().column(name)
+    column = declare_table(COLUMNS).column(name)
     return synthesize.Cells.of_column(column, 64).number_cells(rows[name])
 
 
@@ -113,7 +100,7 @@ def test_every_round_is_paid_for_what_a_unit_moves(
 
     monkeypatch.setattr(synthesize, "add_gaussian", add)
     monkeypatch.setattr(synthesize, "choose_piece", choose)
-    table, data = declare_table(relation, rows), make_rows(3000)
+    table, data = declare_table(COLUMNS, rows, neighbours=relation), make_rows(3000)
     _, params = draw({name: data[name] for name in NAMES[:number]}, table, rows=10)
     rho = rho_for(params.epsilon, params.delta)
     assert len(spent) == number + (number - 1) * (1 if number == 2 else 2)
@@ -259,7 +246,7 @@ def test_what_has_no_public_cells_is_refused(column: dict[str, Any], message: st
     mechanism = synthesize.Synthesize()
     params = mechanism.Params(columns=("city", "x"), epsilon=Fraction(1), delta=Fraction(1, 10**6))
     with pytest.raises(PlanRefused, match=message):
-        mechanism.event(params, declare_table(x=column))
+        mechanism.event(params, declare_table(COLUMNS | {"x": column}))
 
 
 def test_names_that_a_table_cannot_hold_are_refused() -> None:
@@ -270,7 +257,7 @@ def test_names_that_a_table_cannot_hold_are_refused() -> None:
             mechanism.Params.model_validate({"columns": columns, **amounts})
     params = mechanism.Params.model_validate({"columns": ["age", "Block"], **amounts})
     with pytest.raises(PlanRefused, match="of its own"):
-        mechanism.event(params, declare_table(Block={"lower": 0, "upper": 9}))
+        mechanism.event(params, declare_table(COLUMNS | {"Block": {"lower": 0, "upper": 9}}))
     with pytest.raises(ValueError, match="Gaussian noise needs a delta above 0"):
         mechanism.Params.model_validate({"columns": ["age", "city"], "epsilon": 1, "delta": 0})
 

@@ -10,6 +10,7 @@ from typing import Any
 import duckdb
 import numpy as np
 import pytest
+from declared_tables import declare_table
 
 import dpflow
 from dpflow.core.contract.declaration import MAX_MAGNITUDE, Table
@@ -69,17 +70,6 @@ def test_a_rounded_square_is_no_farther_than_stated() -> None:
     assert failed > 50
 
 
-def declare(folder: Path, columns: Any) -> Table:
-    raw = {
-        "name": "pay",
-        "database": folder / "pay.duckdb",
-        "privacy_unit": {"column": "u"},
-        "contribution_bounds": {"rows": 1},
-        "columns": columns,
-    }
-    return Table.model_validate(raw)
-
-
 @pytest.fixture(scope="module")
 def salaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, float, float]:
     """A million salaries in cents, their variance, and their covariance with a bonus."""
@@ -91,7 +81,11 @@ def salaries(tmp_path_factory: pytest.TempPathFactory) -> tuple[Table, float, fl
         )
         found = connection.execute("SELECT var_pop(x), covar_pop(x, y) FROM pay").fetchone()
     assert found is not None
-    return declare(folder, {"x": CENTS, "y": CENTS}), found[0], found[1]
+    return (
+        declare_table({"x": CENTS, "y": CENTS}, name="pay", database=folder / "pay.duckdb"),
+        found[0],
+        found[1],
+    )
 
 
 def draw_variances(table: Table, epsilon: str, draws: int) -> list[tuple[float, float]]:
@@ -126,7 +120,7 @@ def test_without_the_rounding_it_misses(tmp_path: Path, monkeypatch: pytest.Monk
         connection.execute(
             f"CREATE TABLE pay AS SELECT i AS u, 10000000 + (i % 2 * 2 - 1) * {away} AS x FROM range({ROWS}) t(i)"
         )
-    table = declare(tmp_path, {"x": CENTS})
+    table = declare_table({"x": CENTS}, name="pay", database=tmp_path / "pay.duckdb")
     assert count_misses(draw_variances(table, "100000", 50), float(away) ** 2) == 0
     monkeypatch.setattr(CentredColumn, "square_rounding", 0.0)
     assert count_misses(draw_variances(table, "100000", 50), float(away) ** 2) == 50
@@ -161,7 +155,9 @@ def test_squares_at_the_ends_of_types(kind: str, bounds: tuple[int, int], tmp_pa
     rows = ", ".join(f"({i}, '{value}'::{kind})" for i, value in enumerate(values))
     with duckdb.connect(str(tmp_path / "pay.duckdb")) as connection:
         connection.execute(f"CREATE TABLE pay AS SELECT * FROM (VALUES {rows}) t(u, x)")
-    table = declare(tmp_path, {"x": {"lower": low, "upper": high}})
+    table = declare_table(
+        {"x": {"lower": low, "upper": high}}, name="pay", database=tmp_path / "pay.duckdb"
+    )
     square = CentredColumn.from_declaration(table, "x", True).square
     private, request = PrivateTable(table), GroupedSums(squares=(square,))
     private.check_request(request)
@@ -176,7 +172,9 @@ def test_a_computed_mean_says_what_its_grid_rounds(tmp_path: Path) -> None:
             f"CREATE TABLE pay AS SELECT i AS u, 0.7 AS x, 0.07 AS y FROM range({ROWS}) t(i)"
         )
     fractions = {"lower": 0, "upper": 900, "step": "0.01"}
-    table = declare(tmp_path, {"x": fractions, "y": fractions})
+    table = declare_table(
+        {"x": fractions, "y": fractions}, name="pay", database=tmp_path / "pay.duckdb"
+    )
     ledger = Ledger(str(tmp_path / "ledger.sqlite"), create=True)
     terms: Any = {"principal": "owner", "confirm_large": True}
     ledger.grant("pay", "100000", 0, table=table, filter="basic", **terms)

@@ -14,6 +14,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 from dpflow_interior_point.building_blocks import column_scale, stable_bins
 from dpflow_interior_point.building_blocks.column_scale import (
     choose_class,
@@ -42,18 +43,8 @@ from dpflow.testing.harness import StreamSource
 
 Law = dict[Any, float]
 PARAMS = SeededMedian.Params.model_validate({"column": "v", "epsilon": 12, "delta": "0.3"})
+REPLACED = declare_table({"v": {}}, neighbours="replace")
 VALUES = (-1.5, 0.0, 1.0, 6.0, 60.0)
-
-
-def table(neighbours: str) -> Table:
-    declared = {
-        "name": "t",
-        "database": "t.duckdb",
-        "privacy_unit": {"column": "u"},
-        "contribution_bounds": {"rows": 1},
-        "columns": {"v": {}},
-    }
-    return Table.model_validate(declared | {"neighbours": neighbours})
 
 
 @pytest.fixture
@@ -131,7 +122,9 @@ def neighbours(count: int, n: int) -> list[tuple[tuple[float, ...], tuple[float,
 def test_the_whole_keeps_its_guarantee(count: int, n: int) -> None:
     """All three rounds under both relations, even and odd numbers of rows."""
     for left, right, relation in neighbours(count, n):
-        a, b = (whole(side, table(relation)) for side in (left, right))
+        a, b = (
+            whole(side, declare_table({"v": {}}, neighbours=relation)) for side in (left, right)
+        )
         assert sum(a.values()) == pytest.approx(1)
         assert exact_divergence.divergence(a, b, Fraction(12)) <= 0.3
 
@@ -149,7 +142,7 @@ def test_a_missing_threshold_is_caught() -> None:
     """In the first round by the whole law; in the second a lone row would make the window."""
     chosen.cache_clear()
     with mock.patch.object(column_scale, "select_bins", every_cell):
-        a, b = (whole((0.0, 0.0, 1.0, x), table("replace")) for x in (1.0, 60.0))
+        a, b = (whole((0.0, 0.0, 1.0, x), REPLACED) for x in (1.0, 60.0))
         assert (
             max(
                 exact_divergence.divergence(a, b, Fraction(12)),
@@ -157,7 +150,7 @@ def test_a_missing_threshold_is_caught() -> None:
             )
             > 0.3
         )
-    noise = SeededMedian().plan_noise(PARAMS, table("replace"))[1]
+    noise = SeededMedian().plan_noise(PARAMS, REPLACED)[1]
     for select, least, most in ((stable_bins.select_bins, 0.0, 0.15), (every_cell, 0.99, 1.0)):
         with mock.patch.object(seeded_median, "select_bins", select):
             a, b = (
@@ -174,7 +167,7 @@ def test_a_missing_threshold_is_caught() -> None:
 @pytest.mark.usefixtures("tiny")
 def test_rounds_are_what_draw_composes() -> None:
     """The law above is that of `draw` itself, enumerated whole."""
-    values, declared = (0.0, 5.0), table("replace")
+    values, declared = (0.0, 5.0), REPLACED
     column = ArrayColumn.from_groups(values)
 
     def drawn(source: Any) -> Any:
@@ -223,7 +216,7 @@ def test_cells_around_zero_are_one() -> None:
     """Data on both sides of 0 need as few rows as elsewhere, and the window reaches as far to both
     sides.
     """
-    noise = SeededMedian().plan_noise(PARAMS, table("replace"))[1]
+    noise = SeededMedian().plan_noise(PARAMS, REPLACED)[1]
     split = BinCounts(np.array([-1.0, 0.0, 9.0]), np.array([20, 20, 30]))
     window = SeededMedian()._find_window(split, 10, noise, SystemSource())
     assert window == Window(-30, 0, 2**41)
@@ -260,7 +253,7 @@ def test_ends_of_the_doubles_cause_no_error(values: np.ndarray, low: float, high
     for seed in range(3):
         rows = (
             SeededMedian()
-            .draw(params, table("replace"), ArrayColumn.from_groups(values), StreamSource(seed))
+            .draw(params, REPLACED, ArrayColumn.from_groups(values), StreamSource(seed))
             .rows
         )
         assert rows[1].value == "ok"
@@ -276,9 +269,7 @@ def test_differences_far_below_the_values() -> None:
     )
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 8, "delta": "1e-3"})
     rows = (
-        SeededMedian()
-        .draw(params, table("replace"), ArrayColumn.from_groups(values), StreamSource(0))
-        .rows
+        SeededMedian().draw(params, REPLACED, ArrayColumn.from_groups(values), StreamSource(0)).rows
     )
     assert rows[1].value in ("ok", "no_bins", "no_scale")
 
@@ -288,7 +279,7 @@ def test_planned_rows_find_a_window() -> None:
     and cells too.
     """
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
-    declared = table("replace")
+    declared = REPLACED
     pairs, cells, _ = SeededMedian().plan_noise(params, declared)
     planned = rows_for_window(pairs, cells)
     assert planned < 430
@@ -345,7 +336,7 @@ def test_why_the_door_does_not_take_it(law: str) -> None:
     states for values of several scales, with the status ok, and has no answer for equal values.
     """
     params = SeededMedian.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
-    declared, door = table("add-remove"), Registry.load().find_mechanism("median")
+    declared, door = declare_table({"v": {}}), Registry.load().find_mechanism("median")
     assert isinstance(door, Mechanism)
     asked = door.Params.model_validate({"column": "v", "epsilon": 1, "delta": "1e-6"})
     delegation = door.delegate_to(asked, declared)

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 from dpflow_private_learning.building_blocks.achieved_error import AchievedError, Learner
 from dpflow_private_learning.building_blocks.hypotheses import read_rule
 from dpflow_private_learning.mechanisms.learn_class import LearnClass
 from dpflow_private_learning.mechanisms.learn_points import LearnPoints
 
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, RecordArrays
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.registry import Registry
@@ -25,16 +25,11 @@ from dpflow.testing.examples import plan_mechanism
 from dpflow.testing.harness import StreamSource
 
 sys.path.insert(0, str(Path(__file__).parent))
-from learning_examples import DECLARED, EXAMPLES  # noqa: E402
+from learning_examples import EXAMPLES  # noqa: E402
 
+COLUMNS = {"x": {"lower": 0, "upper": 400}, "late": {"lower": 0, "upper": 1}}
 PARAMS: dict[str, Any] = {"columns": ["x"], "label": "late", "epsilon": "1", "rules": "thresholds"}
 LEARNERS = sorted(name for name in EXAMPLES if name.startswith("learn_"))
-
-
-def declare(neighbours: str = "add-remove", rows: int = 1) -> Table:
-    columns = {"x": {"lower": 0, "upper": 400}, "late": {"lower": 0, "upper": 1}}
-    bounds = {"contribution_bounds": {"rows": rows}, "neighbours": neighbours}
-    return Table.model_validate(DECLARED | bounds | {"columns": columns})
 
 
 def records(x: Any, late: Any, size: PublicSize | None = None) -> RecordArrays:
@@ -62,7 +57,7 @@ def test_a_unit_moves_both_numbers_by_no_more_than_the_noise_is_for(
     relation: str, rows: int
 ) -> None:
     """Brute force: all rows of one unit, right or wrong, with and without it, and in its place."""
-    moves = LearnClass().error_count_moves(declare(relation, rows))
+    moves = LearnClass().error_count_moves(declare_table(COLUMNS, rows, neighbours=relation))
     units = [
         np.array([kinds.count(True), kinds.count(False)])
         for n in range(rows + 1)
@@ -114,7 +109,7 @@ def test_it_holds_the_truth_with_95_percent() -> None:
     rng = np.random.default_rng(5)
     x = rng.integers(0, 401, 2000)
     late = (x < 200) ^ (rng.random(2000) < 0.3)
-    table, answer, source = declare(), records(x, late), SystemSource()
+    table, answer, source = declare_table(COLUMNS), records(x, late), SystemSource()
     params, _ = plan_mechanism(LearnClass(), table, PARAMS)
     held = narrow = 0
     for _ in range(100):
@@ -137,7 +132,7 @@ def test_a_proof_for_labels_of_another_kind_is_taken_back() -> None:
     promised tenth is not called proven; where the labels are so, it is.
     """
     given = {"column": "x", "label": "late", "epsilon": "2", "delta": "1e-6", "rows": 20_000}
-    table = declare("replace")
+    table = declare_table(COLUMNS, neighbours="replace")
     params, _ = plan_mechanism(LearnPoints(), table, given)
     x = np.where(np.arange(20_000) % 10 < 6, 7, np.arange(20_000) % 400)
     size = PublicSize(20_000, True)
@@ -163,10 +158,12 @@ def test_a_promise_for_fresh_rows_is_taken_back_too(name: str) -> None:
         "learn_label_private": {"columns": ["x"], "rows": rows},
         "learn_semi_private": {"columns": ["x"], "public": public},
     }[name]
-    declared = declare("replace").model_dump(mode="json")
-    declared["columns"]["x"] |= {"public": True} if name == "learn_label_private" else {}
-    declared["columns"]["late"] |= {"missing": 0}
-    table, mechanism = Table.model_validate(declared), Registry.load().find_mechanism(name)
+    public_column = {"public": True} if name == "learn_label_private" else {}
+    columns = {"x": COLUMNS["x"] | public_column, "late": COLUMNS["late"] | {"missing": 0}}
+    table, mechanism = (
+        declare_table(columns, neighbours="replace"),
+        Registry.load().find_mechanism(name),
+    )
     params, _ = plan_mechanism(mechanism, table, given)
     answer = records(x, late, PublicSize(rows, True))
     document = mechanism.draw(params, table, answer, StreamSource(3)).document

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 from dpflow_private_learning import plugin
 from dpflow_private_learning.building_blocks import (
     choosing_mechanism,
@@ -27,7 +28,6 @@ from dpflow_private_learning.mechanisms.sanitize_points import SanitizePoints
 from dpflow_private_learning.mechanisms.sanitize_thresholds import SanitizeThresholds
 
 from dpflow.core.accounting.events import Approximate, Composed, Pure
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import PublicSize, ValueCounts
 from dpflow.core.sampling.randomness import Source, SystemSource
 from dpflow.errors import PlanRefused
@@ -43,24 +43,13 @@ from noisy_comparisons import choose_among_two  # noqa: E402
 EPSILON, DELTA, ALPHA = F(4), F(1, 50), F(9, 10)
 
 
-def table(neighbours: str = "add-remove", rows: int = 1) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "u"},
-            "neighbours": neighbours,
-            "contribution_bounds": {"rows": rows},
-            "columns": {
-                "x": {"lower": 0, "upper": 2},
-                "wide": {"lower": 0, "upper": 2**40},
-                "y": {"lower": 0, "upper": 1},
-            },
-        }
-    )
-
-
 MODE = Mode()
+COLUMNS = {
+    "x": {"lower": 0, "upper": 2},
+    "wide": {"lower": 0, "upper": 2**40},
+    "y": {"lower": 0, "upper": 1},
+}
+TABLE = declare_table(COLUMNS)
 PARAMS = Mode.Params.model_validate(
     {
         "column": "x",
@@ -84,7 +73,7 @@ def law(counts: tuple[int, ...]) -> dict[Any, float]:
     kept = np.flatnonzero(counts)
 
     def draw(source: Source) -> Any:
-        result = MODE.draw(PARAMS, table(), ValueCounts(kept, np.array(counts)[kept]), source)
+        result = MODE.draw(PARAMS, TABLE, ValueCounts(kept, np.array(counts)[kept]), source)
         return result.document["rows"], result.rows[0].measure, result.rows[0].value
 
     return enumerate_outputs(draw, tail=1e-9)
@@ -106,7 +95,7 @@ def divergence(law: Callable[[tuple[int, ...]], dict[Any, float]], epsilon: F) -
 
 
 def test_the_claim_holds_exactly_around_the_gate(two_outcomes: None) -> None:
-    claim = MODE.event(PARAMS, table())
+    claim = MODE.event(PARAMS, TABLE)
     assert claim == Composed((Pure(EPSILON / 20), Approximate(EPSILON * F(19, 20), DELTA)))
     assert claim.epsilon_delta() == (EPSILON, DELTA)
     gate = choosing_mechanism.minimum_rows(ALPHA, EPSILON * F(19, 20), DELTA, 1)
@@ -147,7 +136,10 @@ def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:
 
         def draw(source: Source, rows: int = rows, params: Any = params) -> int:
             return MODE._count_rows(
-                params, table(rows=rows), ValueCounts(np.array([0]), np.array([5000])), source
+                params,
+                declare_table(COLUMNS, rows),
+                ValueCounts(np.array([0]), np.array([5000])),
+                source,
             )[0]
 
         made = enumerate_outputs(draw, tail=1e-12)
@@ -170,14 +162,16 @@ def test_rows_are_counted_only_where_they_matter() -> None:
     ):
         given = mechanism.Params.model_validate(params) if isinstance(params, dict) else params
         for neighbours in ("replace", "add-remove"):
-            assert isinstance(mechanism.event(given, table(neighbours)), Composed)
+            assert isinstance(
+                mechanism.event(given, declare_table(COLUMNS, neighbours=neighbours)), Composed
+            )
     for mechanism, params in (
         (LearnThresholds(), {"column": "x", "label": "y", "epsilon": 1}),
         (LearnClass(), {"columns": ["x"], "label": "y", "epsilon": 1}),
     ):
         given = mechanism.Params.model_validate(params)
         for neighbours in ("replace", "add-remove"):
-            event = mechanism.event(given, table(neighbours))
+            event = mechanism.event(given, declare_table(COLUMNS, neighbours=neighbours))
             # What a rule gets wrong is counted, and paid for, all the same.
             assert isinstance(event, Composed) and len(event.events) == 2
             assert event.events[0] == Pure(F(1, 20))
@@ -191,7 +185,7 @@ def test_below_the_gate_the_result_is_none_and_says_what_it_needs() -> None:
     changed = {"epsilon": F(1), "delta": F(1, 10**6), "alpha": F(1, 4), "beta": F(1, 4)}
     params = PARAMS.model_copy(update=changed)
     few, many = (
-        MODE.draw(params, table(), ValueCounts(np.array([1]), np.array([n])), SystemSource())
+        MODE.draw(params, TABLE, ValueCounts(np.array([1]), np.array([n])), SystemSource())
         for n in (3, 10**6)
     )
     assert [(row.measure, row.value) for row in few.rows] == [("none", None)]
@@ -220,7 +214,9 @@ def test_a_public_number_of_rows_is_read_and_not_counted() -> None:
     for size, exact in ((PublicSize(40_000, True), True), (PublicSize(60_000, False), False)):
         answer = histogram(values, size)
         document = (
-            SanitizeThresholds().draw(given, table("replace"), answer, SystemSource()).document
+            SanitizeThresholds()
+            .draw(given, declare_table(COLUMNS, neighbours="replace"), answer, SystemSource())
+            .document
         )
         assert (document["rows"] == 40_000) == exact
         assert document["accuracy"] == (
@@ -238,7 +234,7 @@ def test_a_typed_number_of_rows_is_not_believed() -> None:
     given = SanitizeThresholds.Params.model_validate(params)
     cases = (("replace", PublicSize(20_000, True)), ("replace", PublicSize(60_000, False)))
     for neighbours, size in (*cases, ("add-remove", None)):
-        at, exact = table(neighbours), size is not None and size.exact
+        at, exact = declare_table(COLUMNS, neighbours=neighbours), size is not None and size.exact
         result = SanitizeThresholds().draw(given, at, histogram(values, size), SystemSource())
         weights = {row[0]: row[1] for row in result.synthetic.rows}
         total, counted = sum(weights.values()), result.document["rows"]
@@ -248,10 +244,10 @@ def test_a_typed_number_of_rows_is_not_believed() -> None:
         assert result.document["accuracy"] == "unproven at this size"
         assert result.document["rows_given"].startswith("400000, and ")
     # What is asked for costs what it costs when the number is left out.
-    assert SanitizeThresholds().event(given, table()) == SanitizeThresholds().event(
-        given.model_copy(update={"rows": None}), table()
+    assert SanitizeThresholds().event(given, TABLE) == SanitizeThresholds().event(
+        given.model_copy(update={"rows": None}), TABLE
     )
-    bound = SanitizeThresholds().error_bound(given, table())
+    bound = SanitizeThresholds().error_bound(given, TABLE)
     assert "if there are 400,000 rows, as given: the release reads or counts them" in bound.note
 
 
@@ -260,7 +256,7 @@ def test_a_typed_number_that_the_count_allows_is_no_matter() -> None:
     params = {"column": "wide", "epsilon": 1, "alpha": "0.4", "rows": 20_000}
     given = SanitizeThresholds.Params.model_validate(params)
     answer = histogram(np.arange(20_000) % 2**14)
-    document = SanitizeThresholds().draw(given, table(), answer, StreamSource(1)).document
+    document = SanitizeThresholds().draw(given, TABLE, answer, StreamSource(1)).document
     assert abs(document["rows"] - 20_000) < 1000
     assert "rows_given" not in document
 
@@ -270,11 +266,13 @@ def test_a_number_that_is_only_printed_earns_no_proof() -> None:
     called proven unless the number is public; from how many rows on it would be, is said.
     """
     mode = Mode.Params(column="wide", epsilon=1, rows=400_000, method="exponential")
-    document = MODE.draw(mode, table(), histogram(np.arange(500)), SystemSource()).document
+    document = MODE.draw(mode, TABLE, histogram(np.arange(500)), SystemSource()).document
     assert document["accuracy"] == "not stated: 400000 rows were given, not counted"
     assert document["error"]["at_most"] is None and document["error"]["proven_from"]["rows"] > 500
     public = histogram(np.zeros(400_000, np.int64), PublicSize(400_000, True))
-    document = MODE.draw(mode, table("replace"), public, SystemSource()).document
+    document = MODE.draw(
+        mode, declare_table(COLUMNS, neighbours="replace"), public, SystemSource()
+    ).document
     assert document["accuracy"] == "proven" and "rows_given" not in document
 
 
@@ -283,10 +281,12 @@ def test_another_number_of_rows_never_costs_more_than_the_plan() -> None:
     none, at the plan's price.
     """
     with pytest.raises(PlanRefused, match="is private only from"):
-        MODE.event(PARAMS.model_copy(update={"rows": 3}), table("replace"))
+        MODE.event(
+            PARAMS.model_copy(update={"rows": 3}), declare_table(COLUMNS, neighbours="replace")
+        )
     given = PARAMS.model_copy(update={"rows": 60})
     answer = histogram(np.zeros(3, np.int64), PublicSize(3, True))
-    result = MODE.draw(given, table("replace"), answer, SystemSource())
+    result = MODE.draw(given, declare_table(COLUMNS, neighbours="replace"), answer, SystemSource())
     assert [row.measure for row in result.rows] == ["none"]  # 3 rows are below the gate
     assert result.document["rows_given"] == "60, and the table has 3: leave rows out"
 
@@ -335,8 +335,7 @@ def test_a_tiny_alpha_ends_however_few_rows_are_counted(monkeypatch: pytest.Monk
     """Every range looked heavy beside alpha times the counted rows, and was divided without end, after
     the charge. Below the least alpha no more are divided, and nothing is proven.
     """
-    wide = table().model_dump(mode="json") | {"columns": {"x": {"lower": 0, "upper": 2**61}}}
-    at = Table.model_validate(wide | {"database": "t.duckdb"})
+    at = declare_table({"x": {"lower": 0, "upper": 2**61}})
     given = SanitizeThresholds.Params(column="x", epsilon=5, rows=2**40, alpha="1e-9")
     assert "no number of rows proves" in SanitizeThresholds().error_bound(given, at).note
     monkeypatch.setattr(prefix_tree, "LEAST_ALPHA", F(1, 20))
@@ -351,4 +350,4 @@ def test_rows_that_leave_no_delta_are_refused_in_the_plan() -> None:
     """Delta for one row was rounded to 0, and the plan divided by it."""
     given = PARAMS.model_copy(update={"epsilon": F(99), "delta": F(2, 5)})
     with pytest.raises(PlanRefused, match="leaves no delta for one row"):
-        MODE.event(given, table("add-remove", 1000))
+        MODE.event(given, declare_table(COLUMNS, 1000))

@@ -11,13 +11,13 @@ from fractions import Fraction as F
 from typing import Any
 
 import pytest
+from declared_tables import declare_table
 from dpflow_private_learning.building_blocks import rec_concave, row_bounds, stability_selection
 from dpflow_private_learning.building_blocks.error_promise import ErrorPromise
 from dpflow_private_learning.mechanisms.learn_from_sanitizer import LearnFromSanitizer
 from dpflow_private_learning.mechanisms.learn_points import LearnPoints
 from dpflow_private_learning.mechanisms.sanitize_union import SanitizeUnion
 
-from dpflow.core.contract.declaration import Table
 from dpflow.errors import PlanRefused
 
 EPSILONS = (0.05, 0.3, 1.0, 2.0, 4.0, 9.8, 40.0)
@@ -27,17 +27,8 @@ DELTAS = (1e-12, 1e-6, 0.01, 0.2)
 ROUNDING = 1 + 1e-9
 
 
-def table(last: int, neighbours: str = "replace") -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "p"},
-            "contribution_bounds": {"rows": 1},
-            "neighbours": neighbours,
-            "columns": {"x": {"lower": 0, "upper": last}, "y": {"lower": 0, "upper": 1}},
-        }
-    )
+BIT = {"lower": 0, "upper": 1}
+COLUMNS = {"x": {"lower": 0, "upper": 19}, "y": BIT}
 
 
 def at_least(k: int, scale: float) -> float:
@@ -59,7 +50,7 @@ def union(parts: int, epsilon: str, alpha: str = "0.01") -> dict[str, Any]:
 @pytest.mark.parametrize(("parts", "epsilon"), [(10, "98"), (2, "4.242"), (3, "1"), (16, "200")])
 def test_a_union_of_counts_fails_no_more_than_it_says(parts: int, epsilon: str) -> None:
     """With ln(size/beta), the continuous law, ten parts at epsilon 98 failed with 18 %."""
-    union_of, at = SanitizeUnion(), table(19)
+    union_of, at = SanitizeUnion(), declare_table(COLUMNS, neighbours="replace")
     params = union_of.Params.model_validate(union(parts, epsilon))
     promise, each = union_of.plan_promise(params, at), float(params.epsilon) * 19 / 20 / parts
     rows = math.ceil(promise.rows)
@@ -147,9 +138,12 @@ def test_a_uniform_fallback_misses_no_more_than_stated(alpha: str, beta: str, ep
     learner = LearnPoints()
     params = learner.Params.model_validate(given | {"alpha": alpha, "beta": beta})
     size = math.ceil(2 / (params.alpha * params.beta))
-    at = table(size - 1)
+    at = declare_table({"x": {"lower": 0, "upper": size - 1}, "y": BIT}, neighbours="replace")
     with pytest.raises(PlanRefused, match=r"2/\(alpha beta\) values"):
-        learner.event(params, table(size - 2))
+        learner.event(
+            params,
+            declare_table({"x": {"lower": 0, "upper": size - 2}, "y": BIT}, neighbours="replace"),
+        )
     learner.event(params, at)
     rows, left = math.ceil(learner.plan_promise(params, at).rows), params.epsilon * 19 / 20
     scale, level = stability_selection.gap_threshold(left, params.delta)
@@ -166,7 +160,7 @@ def test_counted_rows_are_within_the_error_that_the_result_states() -> None:
     """Two parts of one value on a table whose rows come and go: every noisy count, and the noise of
     the parts, by their exact laws. Without the error of the count it failed with a half.
     """
-    union_of, at = SanitizeUnion(), table(19, "add-remove")
+    union_of, at = SanitizeUnion(), declare_table(COLUMNS)
     params = union_of.Params.model_validate(union(2, "1", "0.02"))
     plan, margin = union_of.plan_promise(params, at), union_of._count_margin(params, at)
     assert plan.failure == F(1, 5) and plan.error <= F(1, 25)
@@ -201,7 +195,10 @@ def test_no_error_is_stated_that_no_number_of_rows_proves() -> None:
     learner, given = LearnFromSanitizer(), {"column": "x", "label": "y", "rules": "points"}
     for alpha, beta in (("0.4", "0.05"), ("0.1", "0.5"), ("0.4", "0.9")):
         spent = {"epsilon": "1", "alpha": alpha, "beta": beta, "rows": 10**15}
-        bound = learner.error_bound(learner.Params.model_validate(given | spent), table(99))
+        bound = learner.error_bound(
+            learner.Params.model_validate(given | spent),
+            declare_table({"x": {"lower": 0, "upper": 99}, "y": BIT}, neighbours="replace"),
+        )
         assert not bound.half_width and bound.note.startswith("no number of rows proves an error")
     promise = ErrorPromise(F(1, 2), "share", F(9, 5), "theorem", 10.0)
     assert promise.to_json(None)["proven_from"] is None and promise.surely == 0

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from declared_tables import declare_table
 
 from dpflow.core.contract.contribution import GroupBounds
 from dpflow.core.contract.declaration import Table
@@ -52,19 +53,6 @@ def worst_moves(units: Units, relation: str, low: int, high: int) -> tuple[int, 
     return l1, l2, spread
 
 
-def declare(relation: str) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "u"},
-            "neighbours": relation,
-            "contribution_bounds": {"rows": 9},
-            "columns": {"k": {}, "x": {"lower": -9, "upper": 9}},
-        }
-    )
-
-
 def claim(
     relation: str, bounds: tuple[int, int, int], keys: int | None, low: int, high: int
 ) -> GroupedSensitivity:
@@ -72,14 +60,8 @@ def claim(
     column = {"x": {"lower": low, "upper": high}} if low < high else {}
     listed = None if keys is None else tuple(map(str, range(keys)))
     groups, per_group, rows = bounds
-    table = declare(relation).model_copy(
-        update={"columns": Table.model_validate(declare_raw(relation, column)).columns}
-    )
+    table = declare_table({"k": {}, **column}, 9, neighbours=relation)
     return table.sensitivity(GroupedSums("k", listed, groups, per_group, (("x", 0),), rows=rows))
-
-
-def declare_raw(relation: str, column: dict[str, Any]) -> dict[str, Any]:
-    return declare(relation).model_dump(mode="json") | {"columns": {"k": {}, **column}}
 
 
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
@@ -245,7 +227,10 @@ def test_no_neighbours_of_tiny_tables_move_further() -> None:
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
 def test_entries_that_change_are_those_of_the_units_that_differ(relation: str) -> None:
     """For every way to put three units into groups: the groups whose units differ."""
-    table, groups = declare(relation), 3
+    table, groups = (
+        declare_table({"k": {}, "x": {"lower": -9, "upper": 9}}, 9, neighbours=relation),
+        3,
+    )
     places = list(product(range(groups), repeat=3))
     worst = 0
     for mine, shared, theirs in places:

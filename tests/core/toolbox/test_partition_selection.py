@@ -8,9 +8,9 @@ import math
 from fractions import Fraction
 
 import pytest
+from declared_tables import declare_grouped
 
 from dpflow.core.accounting.events import ZCDP, Approximate
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.core.contract.sensitivity import GroupedSensitivity
 from dpflow.core.toolbox.partition_selection import (
@@ -107,16 +107,7 @@ def test_gaussian_thresholds_hold_and_are_tight(sigma2: Fraction, failure: Fract
 
 
 def _moved(groups: int) -> GroupedSensitivity:
-    limits = {"rows": groups, "groups": groups, "rows_per_group": 1}
-    table = Table.model_validate(
-        {
-            "name": "t",
-            "database": "t",
-            "privacy_unit": {"column": "user"},
-            "contribution_bounds": limits,
-            "columns": {"user": {}, "word": {}},
-        }
-    )
+    table = declare_grouped({"word": {}}, groups)
     return table.sensitivity(GroupedSums("word", None, groups))
 
 

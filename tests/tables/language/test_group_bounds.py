@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from declared_tables import declare_table
 from pydantic import ValidationError
 
 from dpflow.core.contract.columns import Column
@@ -36,17 +37,7 @@ GROUPINGS = (
 )
 FIRST = dt.date(2019, 12, 20)
 
-
-def declare(columns: dict[str, Any], rows: int = 10**6) -> Table:
-    return Table.model_validate(
-        {
-            "name": "t",
-            "database": "t.duckdb",
-            "privacy_unit": {"column": "u"},
-            "contribution_bounds": {"rows": rows},
-            "columns": columns,
-        }
-    )
+MANY = 10**6
 
 
 def test_a_period_touches_no_more_of_another_than_the_calendar_has() -> None:
@@ -104,7 +95,7 @@ def test_inherited_bounds_cut_nothing_that_declared_ones_keep(seed: int) -> None
                 for name in ("city", "x")
             },
         }
-        table = declare(columns)
+        table = declare_table(columns, rows=MANY)
         for by in GROUPINGS:
             declared, name = declare_groups(table, by)
             groups, most = measure(by)
@@ -115,7 +106,7 @@ def test_inherited_bounds_cut_nothing_that_declared_ones_keep(seed: int) -> None
 
 def test_days_limit_no_times_of_day() -> None:
     """A column of times with limits of days: its hours have none, wherever an expression asks for them."""
-    table = declare({"at": {"groups": {"day": 3}, "rows_per_group": {"day": 4}}}, rows=90)
+    table = declare_table({"at": {"groups": {"day": 3}, "rows_per_group": {"day": 4}}}, rows=90)
     hours = ("hour(at)", "hour(at) + 1", "date_trunc('hour', at)", "date_diff('minute', at, at)")
     late = "CASE WHEN hour(at) > 18 THEN 'late' ELSE 'early' END"
     for by in (*hours, late, "hour(at), date_trunc('day', at)"):
@@ -128,7 +119,7 @@ def test_days_limit_no_times_of_day() -> None:
 
 def test_where_a_bound_comes_from_is_said() -> None:
     """By the declaration's own words; what is declared for an expression itself wins."""
-    table = declare(
+    table = declare_table(
         {
             "day": {"groups": {"day": 30, "month": 12}, "rows_per_group": 2},
             "month": {"expression": "date_trunc('month', day)"},
@@ -154,7 +145,9 @@ def test_where_a_bound_comes_from_is_said() -> None:
 def test_limits_beside_public_keys_are_about_these_keys() -> None:
     """A unit may have rows of other keys, which an expression sees; by period they are for all rows."""
     days = {"public_keys": ["2020-01-01"], "rows_per_group": 2}
-    table = declare({"city": {"public_keys": ["a", "b"], "groups": 1}, "day": days | {"groups": 3}})
+    table = declare_table(
+        {"city": {"public_keys": ["a", "b"], "groups": 1}, "day": days | {"groups": 3}}, rows=MANY
+    )
     for by in (
         "lower(city)",
         "CASE WHEN city = 'c' THEN 'x' ELSE 'y' END",
@@ -164,13 +157,13 @@ def test_limits_beside_public_keys_are_about_these_keys() -> None:
         assert declared.limits_for(name)[0].source == "contribution_bounds.rows", by
     declared, name = declare_groups(table, "city, day")
     assert declared.bounds_for(name).groups == 3
-    table = declare({"day": days | {"groups": {"month": 4}}})
+    table = declare_table({"day": days | {"groups": {"month": 4}}}, rows=MANY)
     declared, name = declare_groups(table, "date_trunc('month', day)")
     assert declared.bounds_for(name).groups == 4
 
 
 def test_a_dimension_has_no_more_groups_than_its_key() -> None:
-    table = declare({"city": {"groups": 2}, "town.area": {}})
+    table = declare_table({"city": {"groups": 2}, "town.area": {}}, rows=MANY)
     join = {"relation": "towns", "name": "town", "kind": "dimension", "on": {"city": "name"}}
     table = Table.model_validate(table.model_dump() | {"joins": [join]})
     declared, name = declare_groups(table, "town.area")
@@ -195,8 +188,8 @@ def test_a_wrong_limit_is_a_sentence(column: dict[str, Any], message: str) -> No
 
 def test_counts_of_rows_cost_nothing_more_for_undeclared_groups() -> None:
     """A unit of at most R rows moves counts by R, in however many groups they are."""
-    one = declare({"k": {"groups": 1}}, rows=7)
-    many = declare({"k": {}}, rows=7)
+    one = declare_table({"k": {"groups": 1}}, rows=7)
+    many = declare_table({"k": {}}, rows=7)
     assert many.bounds_for("k") == (7, 7, 7) and one.bounds_for("k") == (1, 7, 7)
     for keys in (3, 20, None):
         listed = keys and tuple(map(str, range(keys)))
@@ -226,7 +219,7 @@ def test_rows_without_a_value_have_a_group_where_duckdb_says_so(
     text: str, of_city: bool, of_x: bool
 ) -> None:
     """With the column missing, and for the other one any value or none."""
-    table = declare({"city": {}, "x": {"lower": 0, "upper": 9}})
+    table = declare_table({"city": {}, "x": {"lower": 0, "upper": 9}}, rows=MANY)
     node = parse_row_expression(text, table)
     for name, expected in (("city", of_city), ("x", of_x)):
         if name not in node.column_names():
