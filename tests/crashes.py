@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+import time
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from dpflow.errors import UnknownName
+from dpflow.errors import LedgerUnavailable, UnknownName
 from dpflow.fault_points import POINTS, STATEMENT
 
 #: Return code of a process that a ``kill`` point ended.
@@ -32,6 +35,34 @@ def fault_environment(
         raise UnknownName("fault point", point, POINTS)
     fault = f"{point}:{action}" + (f":{marker}" if marker is not None else "")
     return {**(os.environ if env is None else env), "DPFLOW_FAULT": fault}
+
+
+def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
+    """What the condition becomes when it is true; fails after so many seconds."""
+    until = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < until, "it did not happen"
+        time.sleep(0.02)
+    return result
+
+
+def run_forked_work(work: Callable[[], Any]) -> tuple[int, Any]:
+    """Do it in a child: its exit code, negative for a signal, and what it returned, as JSON."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, json.dumps(work()).encode())
+            os._exit(0)
+        except LedgerUnavailable:
+            os._exit(75)
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+    os.close(write)
+    with open(read, "rb") as shown:
+        text = shown.read()
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), json.loads(text) if text else None
 
 
 def run_python(

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from fractions import Fraction
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import duckdb
 
 from dpflow import Session, plan
 from dpflow.engine.sessions.holdout_gate import Champion
@@ -66,6 +69,37 @@ def open_gate(
         "reusable_holdout", tiny.folder / table, name=name, scope=scope, **(params or PARAMS)
     )
     return Session.open(planned, ledger, Registry.load())
+
+
+def open_session(
+    tiny: Tiny, mechanism: str, table: str = "visits.yml", name: str = "gate", **params: Any
+) -> Session:
+    """A session in the scope ``gate`` of the tiny ledger."""
+    planned = plan(mechanism, tiny.folder / table, name=name, scope="gate", **params)
+    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
+
+
+def grant_people(tiny: Tiny, rows: str, columns: dict[str, Any], **changes: Any) -> Path:
+    """The declaration of a holdout with one row a unit, after epsilon 50 in the scope ``gate`` was granted for it."""
+    tiny.fill(rows)
+    bounds = {"protects": "unit", "contribution_bounds": {"rows": 1}}
+    fields = bounds | {"columns": columns, "block": None, "holdout": True} | changes
+    path = tiny.declare(**fields)
+    terms: dict[str, Any] = {"filter": "basic", "principal": "owner", "confirm_large": True}
+    Ledger(tiny.ledger).grant("gate", 50, 0, table=load_table(path), **terms)
+    return path
+
+
+def write_predictions(
+    tiny: Tiny, expression: str, name: str = "said", rows: int = 4000
+) -> dict[str, str]:
+    """A table of predictions for visits r0, r1 and so on; the expression is over their number i."""
+    path = tiny.folder / f"{name}.duckdb"
+    path.unlink(missing_ok=True)
+    columns = f"'r' || i AS visit, {expression} AS prediction, i / 4000 AS p"
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(f"CREATE TABLE said AS SELECT {columns} FROM range({rows}) t(i)")
+    return {"database": str(path), "table": "said", "id": "visit"}
 
 
 class MemoryRegistry:

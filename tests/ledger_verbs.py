@@ -15,6 +15,11 @@ if TYPE_CHECKING:
 Run = Callable[..., Any]
 
 
+def list_verdicts(ledger: Ledger) -> list[dict[str, Any]]:
+    """Bodies of the entries that tell verdicts, in their order."""
+    return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
+
+
 def charge(
     tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01"
 ) -> str:

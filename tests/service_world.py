@@ -64,6 +64,11 @@ def task(
     return {"run": {"dag_id": dag_id, "task_id": task_id, "name": f"2026-01-{day:02}"}} | more
 
 
+def ask_sql(text: str = QUERY, epsilon: Any = "0.5", **options: Any) -> dict[str, Any]:
+    """A body for the door ``sql``."""
+    return {"query": text, "options": {"epsilon": epsilon} | options}
+
+
 def asker(name: str, **terms: Any) -> dict[str, Any]:
     return {
         "token_sha256": TOKENS[name][1],
@@ -209,6 +214,30 @@ def settle(client: Any, door: str, body: Any) -> Any:
     while answer.status_code == 202:
         answer = client.get(f"/v1/jobs/{answer.json()['job']}", params={"wait": 20})
     return answer
+
+
+@contextmanager
+def keep_alive(world: ServiceWorld, faults: list[str]) -> Iterator[list[Server]]:
+    """The service, started again with the next fault whenever it dies, with the last one for good."""
+    servers, is_over = [Server(world.file, faults[0])], threading.Event()
+
+    def watch() -> None:
+        for fault in faults[1:]:
+            while servers[-1].process.poll() is None:
+                if is_over.wait(0.1):
+                    return
+            # One that died before it was seen to be ready is followed by the next.
+            with suppress(TimeoutError):
+                servers.append(Server(world.file, fault, servers[0].port))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    try:
+        yield servers
+    finally:
+        is_over.set()
+        watcher.join(150)
+        servers[-1].stop()
 
 
 @contextmanager

@@ -115,6 +115,16 @@ class Tiny:
         copy.replace(self.ledger)
         assert "visits" in Ledger(self.ledger).recover(reason="disk", principal="owner")
 
+    def spent(self) -> str:
+        """What the only block that was asked spent of its epsilon."""
+        (row,) = Ledger(self.ledger).remaining("visits").rows()
+        return str(row["epsilon_spent"])
+
+    def spent_by_block(self) -> dict[str, str]:
+        """What each block that was asked spent of its epsilon."""
+        rows = Ledger(self.ledger).remaining("visits").rows()
+        return {row["block"]: row["epsilon_spent"] for row in rows}
+
     def file(self, **changes: Any) -> Path:
         """Write a release file."""
         content = {

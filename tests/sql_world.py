@@ -86,8 +86,8 @@ class World:
         assert isinstance(answer, SqlAnswer | SqlPlan)
         return answer
 
-    def spent(self) -> str:
-        return str(self.ledger.remaining("visits").rows()[0]["epsilon_spent"])
+    def spent(self, scope: str = "visits") -> str:
+        return str(self.ledger.remaining(scope).rows()[0]["epsilon_spent"])
 
     def truth(self, text: str) -> list[tuple[Any, ...]]:
         """What DuckDB says, where no contribution is above its bounds."""

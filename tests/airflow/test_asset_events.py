@@ -95,14 +95,15 @@ def test_a_load_tells_of_its_blocks(tiny: Tiny) -> None:
     told = seen[0]["visits"].extra["dpflow"]
     assert told["load"] == {"table": "raw", "blocks": ["2020-01-01"]}
     assert set(told) == {*ABOUT, "load"}
-    triggered = {"visits": [event(None), *(event(one["visits"].extra) for one in seen)]}
+    triggered = {
+        "visits": [
+            SimpleNamespace(extra=None),
+            *(SimpleNamespace(extra=one["visits"].extra) for one in seen),
+        ]
+    }
     assert read_loaded_blocks({"triggering_asset_events": triggered}) == ["2020-01-01"]
     with pytest.raises(AirflowFailException, match="which blocks were loaded"):
-        read_loaded_blocks({"triggering_asset_events": {"visits": [event({})]}})
-
-
-def event(extra: Any) -> Any:
-    return SimpleNamespace(extra=extra)
+        read_loaded_blocks({"triggering_asset_events": {"visits": [SimpleNamespace(extra={})]}})
 
 
 def write_event(*ids: str) -> dict[str, Any]:
@@ -126,13 +127,19 @@ def test_an_event_without_metadata(extra: Any, caplog: pytest.LogCaptureFixture)
     """Left out beside others, with a warning; alone it ends the task at once."""
     from dpflow.airflow.asset_events import read_releases
 
-    triggered = {"t": [event(extra), event(write_event("a", "b")), event(write_event("b", "c"))]}
+    triggered = {
+        "t": [
+            SimpleNamespace(extra=extra),
+            SimpleNamespace(extra=write_event("a", "b")),
+            SimpleNamespace(extra=write_event("b", "c")),
+        ]
+    }
     releases = read_releases({"triggering_asset_events": triggered})
     assert [release["release_id"] for release in releases] == ["a", "b", "c"]
     assert releases[0]["run"] == "2020-01-01"
     assert "1 asset events do not say what was released" in caplog.text
     with pytest.raises(AirflowFailException, match="no asset event of this run says"):
-        read_releases({"triggering_asset_events": {"t": [event(extra)]}})
+        read_releases({"triggering_asset_events": {"t": [SimpleNamespace(extra=extra)]}})
     with pytest.raises(AirflowFailException, match="no asset event"):
         read_releases({})
 

@@ -39,19 +39,16 @@ def make_sensor(**changes: Any) -> Any:
     return BudgetSensor(task_id="wait", **{"releases": [asked]} | changes)
 
 
-def count_entries(tiny: Tiny) -> int:
-    return len(list(Ledger(tiny.ledger).history()))
-
-
 def test_it_waits_for_a_grant_and_reserves_nothing(tiny: Tiny) -> None:
     """Not yet, then yes: and between the two nothing was written but the owner's grant."""
     sensor = make_sensor()
-    before = count_entries(tiny)
+    before = len(list(Ledger(tiny.ledger).history()))
     assert sensor.poke(context(tiny)) is False
-    assert count_entries(tiny) == before, "a look leaves no refusal, either"
+    assert len(list(Ledger(tiny.ledger).history())) == before, "a look leaves no refusal, either"
     raise_grant(tiny, "2")
     assert sensor.poke(context(tiny)) is True
-    assert count_entries(tiny) == before + 1 and Ledger(tiny.ledger).releases() == []
+    ledger = Ledger(tiny.ledger)
+    assert len(list(ledger.history())) == before + 1 and ledger.releases() == []
 
 
 def test_another_run_may_still_take_the_budget(tiny: Tiny) -> None:

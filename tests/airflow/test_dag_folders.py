@@ -263,7 +263,11 @@ def test_a_pipeline_stops_dags_that_spend_too_much(
     (tiny.folder / "dags" / "daily.py").write_text(dag("daily", "", release=release))
     declared = (tiny.folder / "visits.yml").read_text().replace("visits.duckdb", "../visits.duckdb")
     (tiny.folder / "dags" / "visits.yml").write_text(declared)
-    command = _read_pipeline_command()
+    # What the workflow of the page runs.
+    page = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
+    (text,) = (one.text for one in examples(page) if "privacy-budget.yml" in (one.title or ""))
+    steps = yaml.safe_load(text)["jobs"]["plan"]["steps"]
+    command = shlex.split(steps[-1]["run"])
     words = command[: command.index("--grant")] + (["--grant", grant] if grant else [])
     words += ["--start", "2020-01-01", "--until", "2020-02-01", "--fail-over", limit]
     done = CliRunner().invoke(app, words[1:])
@@ -292,11 +296,3 @@ def test_a_pipeline_stops_where_only_a_run_knows(tiny: Tiny, plan: Any) -> None:
     for share in ("0", "1.5", "nan"):
         refused = CliRunner().invoke(app, ["plan", "daily.py", "--fail-over", share])
         assert isinstance(refused.exception, InvalidInput)
-
-
-def _read_pipeline_command() -> list[str]:
-    """What the workflow of the page runs."""
-    page = Path(__file__).parents[2] / "docs" / "guides" / "planning.md"
-    (text,) = (one.text for one in examples(page) if "privacy-budget.yml" in (one.title or ""))
-    steps = yaml.safe_load(text)["jobs"]["plan"]["steps"]
-    return shlex.split(steps[-1]["run"])

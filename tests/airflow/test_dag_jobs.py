@@ -392,11 +392,6 @@ def queries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     return world
 
 
-def find_task(job: Job, name: str) -> Any:
-    (task,) = [one for one in job.tasks if one.name == name]
-    return task
-
-
 def test_queries_are_forecast_at_what_their_tasks_charge(queries: World) -> None:
     """Texts, files and mapped parameters; the plans are those of the task, so what a run has paid is
     free.
@@ -413,7 +408,8 @@ def test_queries_are_forecast_at_what_their_tasks_charge(queries: World) -> None
         costs[line.task.name] = costs.get(line.task.name, 0) + Fraction(line.plan.privacy_cost()[0])
     assert costs == {"text": Fraction("0.5"), "file": 1, "two": Fraction("0.5")}
     # A second look at a run asks with the same objects, which are planned once.
-    later = find_task(job, "text").asks(next(itertools.islice(job.runs(), 5, None)))
+    (task,) = [one for one in job.tasks if one.name == "text"]
+    later = task.asks(next(itertools.islice(job.runs(), 5, None)))
     assert [one.request for one in later] == [one.request for one in asks["text"]]
     assert all(a.request is b.request for a, b in zip(later, asks["text"]))
     # What the operator pays in this run is what the forecast finds paid.

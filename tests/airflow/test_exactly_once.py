@@ -103,11 +103,6 @@ def pay(
     return ReleaseOperator(task_id="t", release=release, **options).execute(context)
 
 
-def spent(tiny: Tiny) -> str:
-    (row,) = Ledger(tiny.ledger).remaining("visits").rows()
-    return str(row["epsilon_spent"])
-
-
 @pytest.mark.parametrize(
     "again",
     [
@@ -135,7 +130,7 @@ def test_the_same_interval_is_the_same_release(tiny: Tiny, again: dict[str, Any]
     first = pay(context(tiny))
     second = pay(context(tiny, **again))
     assert (first["replayed"], second["replayed"]) == (False, True)
-    assert second["release_id"] == first["release_id"] and spent(tiny) == "0.1"
+    assert second["release_id"] == first["release_id"] and tiny.spent() == "0.1"
 
 
 @pytest.mark.parametrize(
@@ -190,7 +185,7 @@ def test_what_names_an_occasion(
     """
     first, second = pay(context(tiny, **one)), pay(context(tiny, **other))
     assert second["replayed"] == same == (first["release_id"] == second["release_id"])
-    assert spent(tiny) == ("0.1" if same else "0.2")
+    assert tiny.spent() == ("0.1" if same else "0.2")
 
 
 def test_mapped_tasks_pay_for_what_differs(tiny: Tiny) -> None:
@@ -198,7 +193,7 @@ def test_mapped_tasks_pay_for_what_differs(tiny: Tiny) -> None:
     receipts = [
         pay(context(tiny, map_index=n), epsilon) for n, epsilon in enumerate(("0.1", "0.2", "0.1"))
     ]
-    assert [r["replayed"] for r in receipts] == [False, False, True] and spent(tiny) == "0.3"
+    assert [r["replayed"] for r in receipts] == [False, False, True] and tiny.spent() == "0.3"
     assert not pay(context(tiny, map_index=3), "0.1", ordinal=1)["replayed"]
 
 
@@ -213,7 +208,7 @@ def test_mapped_inputs_in_another_order(tiny: Tiny) -> None:
         pay(context(tiny, map_index=n, clear_number=1), epsilon)
         for n, epsilon in enumerate(reversed(wanted))
     ]
-    assert all(r["replayed"] for r in again) and spent(tiny) == "0.6"
+    assert all(r["replayed"] for r in again) and tiny.spent() == "0.6"
 
 
 def test_changed_params_are_refused(tiny: Tiny) -> None:
@@ -223,9 +218,9 @@ def test_changed_params_are_refused(tiny: Tiny) -> None:
     pay(context(tiny))
     with pytest.raises(AirflowFailException, match="RetryConflict.*spend_again"):
         pay(context(tiny, try_number=2, clear_number=1), "0.2")
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
     assert not pay(context(tiny, try_number=3), "0.2", spend_again=True)["replayed"]
-    assert pay(context(tiny, try_number=4), "0.2")["replayed"] and spent(tiny) == "0.3"
+    assert pay(context(tiny, try_number=4), "0.2")["replayed"] and tiny.spent() == "0.3"
 
 
 def test_a_second_draw_is_another_ordinal(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
@@ -238,13 +233,13 @@ def test_a_second_draw_is_another_ordinal(tiny: Tiny, capsys: pytest.CaptureFixt
     assert "revision 2 of visits pays nothing in a task" in capsys.readouterr().out
     with pytest.raises(AirflowFailException, match=r"changed: ordinal\).*spend_again"):
         pay(context(tiny, try_number=3), ordinal=1)
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
     second = pay(context(tiny, try_number=4), ordinal=1, spend_again=True)
     assert not second["replayed"] and second["release_id"] != first["release_id"]
     for retry in ({}, {"spend_again": True}):
         again = pay(context(tiny, try_number=5), ordinal=1, **retry)
         assert again["replayed"] and again["release_id"] == second["release_id"]
-    assert spent(tiny) == "0.2"
+    assert tiny.spent() == "0.2"
 
 
 def test_two_runs_of_one_interval(tiny: Tiny) -> None:
@@ -258,7 +253,7 @@ def test_two_runs_of_one_interval(tiny: Tiny) -> None:
     for run_id in ("manual__7", "scheduled__1"):
         with pytest.raises(AirflowFailException, match="changed: parameter epsilon"):
             pay(context(tiny, run_id=run_id, clear_number=1), "0.15")
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
 
 
 def test_a_template_with_now_under_new_run_ids(tiny: Tiny) -> None:
@@ -273,7 +268,7 @@ def test_a_template_with_now_under_new_run_ids(tiny: Tiny) -> None:
         for again in (1, 2):
             with pytest.raises(AirflowFailException, match="RetryConflict"):
                 pay(context(tiny, run_id=run_id, try_number=2), f"0.10{again}{number}")
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
 
 
 @pytest.mark.parametrize(
@@ -298,13 +293,13 @@ def test_an_edit_pays_for_no_second_release_of_an_interval(tiny: Tiny, names: An
         with pytest.raises(AirflowFailException, match="released something else for this interval"):
             pay(context(tiny, **names, **run), "0.2")
         assert pay(context(tiny, **names, **run))["replayed"]
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
     assert not pay(context(tiny, **names, run_id="manual__9"), "0.2", spend_again=True)["replayed"]
     for run in runs:
         assert pay(context(tiny, **names, **run), "0.2")["replayed"]
         with pytest.raises(AirflowFailException, match="RetryConflict"):
             pay(context(tiny, **names, **run), "0.3")
-    assert spent(tiny) == "0.3"
+    assert tiny.spent() == "0.3"
 
 
 @pytest.mark.parametrize(
@@ -327,7 +322,7 @@ def test_an_edited_declaration(tiny: Tiny, columns: dict[str, Any], same: bool) 
     else:
         with pytest.raises(AirflowFailException, match="changed: the declaration of table visits"):
             pay(context(tiny, try_number=2), **wanted)
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
 
 
 def test_a_mapped_list_that_grows_at_its_front(tiny: Tiny) -> None:
@@ -345,7 +340,7 @@ def test_a_mapped_list_that_grows_at_its_front(tiny: Tiny) -> None:
     assert not pay(context(tiny, map_index=0, clear_number=2), "0.3")["replayed"]
     with pytest.raises(AirflowFailException, match="mapped task instance 2"):
         pay(context(tiny, map_index=2, clear_number=3), "0.25")
-    assert spent(tiny) == "0.6"
+    assert tiny.spent() == "0.6"
 
 
 def test_marked_in_the_middle_of_a_release(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -361,10 +356,10 @@ def test_marked_in_the_middle_of_a_release(tiny: Tiny, monkeypatch: pytest.Monke
         with pytest.raises(SystemExit):
             pay(context(tiny))
     (orphan,) = Ledger(tiny.ledger).releases()
-    assert orphan.state == "reserved" and spent(tiny) == "0.1"
+    assert orphan.state == "reserved" and tiny.spent() == "0.1"
     done = pay(context(tiny, try_number=2, clear_number=1))
     assert done["release_id"] == orphan.release_id and not done["replayed"]
-    assert Ledger(tiny.ledger).release(orphan.release_id).settled and spent(tiny) == "0.1"
+    assert Ledger(tiny.ledger).release(orphan.release_id).settled and tiny.spent() == "0.1"
 
 
 def test_a_template_with_now_is_refused_at_its_retry(tiny: Tiny) -> None:
@@ -375,7 +370,7 @@ def test_a_template_with_now_is_refused_at_its_retry(tiny: Tiny) -> None:
     for number in (2, 3):
         with pytest.raises(AirflowFailException, match="RetryConflict"):
             pay(context(tiny, try_number=number), f"0.100{number}")
-    assert spent(tiny) == "0.1001"
+    assert tiny.spent() == "0.1001"
 
 
 def test_a_name_is_no_identity(tiny: Tiny) -> None:
@@ -394,7 +389,7 @@ def test_a_new_mechanism_version(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) ->
     assert not pay(context(tiny, dates=(NEXT, NEXT + dt.timedelta(days=1)), run_id="scheduled__2"))[
         "replayed"
     ]
-    assert spent(tiny) == "0.2"
+    assert tiny.spent() == "0.2"
 
 
 def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -417,7 +412,7 @@ def test_an_orphan_beside_its_retry(tiny: Tiny, monkeypatch: pytest.MonkeyPatch)
         retry = pay(context(tiny, try_number=2, id="b"))
         go_on.set()
         late = orphan.result(600)
-    assert late["release_id"] == retry["release_id"] and spent(tiny) == "0.1"
+    assert late["release_id"] == retry["release_id"] and tiny.spent() == "0.1"
     (stored,) = Ledger(tiny.ledger).releases()
     assert (stored.state, stored.attempts) == ("settled", 2)
 
@@ -428,7 +423,7 @@ def test_zombies_and_retries_at_once(tiny: Tiny) -> None:
         receipts = list(
             pool.map(lambda n: pay(context(tiny, try_number=n, id=str(n))), range(1, 9))
         )
-    assert len({r["release_id"] for r in receipts}) == 1 and spent(tiny) == "0.1"
+    assert len({r["release_id"] for r in receipts}) == 1 and tiny.spent() == "0.1"
     assert [e.kind for e in Ledger(tiny.ledger).history()].count("settle") == 1
 
 
@@ -461,7 +456,7 @@ def test_a_resolved_orphan_is_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatc
     ledger.resolve(orphan.release_id, reason="gone", principal="owner")
     with pytest.raises(AirflowFailException, match="closed by an owner"):
         pay(context(tiny, try_number=2))
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
 
 
 def test_the_page_names_tests_that_exist() -> None:

@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any
 import pytest
 from airflow.triggers.base import BaseTrigger
 from airflow_names import AirflowException
+from crashes import wait_for
 from service_world import RELEASE, TOKENS, ServiceWorld, serve_here, task
 
 from dpflow import fault_points
@@ -52,13 +52,6 @@ class Held:
         """Let all go on, and see that the service answers what is sent after them."""
         self.go_on.set()
         self.bob.settle("release", BUSY | {"name": "last"})
-
-
-def wait_for(holds: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 60
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -33,11 +33,6 @@ def extract(operator: Any, state: str = "success") -> Any:
     return found
 
 
-def list_costs(lineage: Any) -> list[tuple[str, str, bool]]:
-    releases = lineage.run_facets["dpflow_privacyCost"].releases
-    return [(r["scope"], r["epsilon"], r["replayed"]) for r in releases]
-
-
 def test_the_provider_extracts_tables_and_costs(tiny: Tiny) -> None:
     """The declared table in, the published one out; a second try tells of a replay, and of one release."""
     from dpflow.airflow import ReleaseOperator
@@ -54,7 +49,8 @@ def test_the_provider_extracts_tables_and_costs(tiny: Tiny) -> None:
         assert len(source.facets["dpflow_declaration"].declaration_digest) == 64
         assert output.namespace == f"duckdb://{tiny.folder / 'out.duckdb'}"
         assert output.name == "out.main.daily"
-        assert list_costs(lineage) == [("visits", "0.5", replayed)]
+        (cost,) = lineage.run_facets["dpflow_privacyCost"].releases
+        assert (cost["scope"], cost["epsilon"], cost["replayed"]) == ("visits", "0.5", replayed)
     (stored,) = Ledger(tiny.ledger).releases()
     (release,) = lineage.run_facets["dpflow_privacyCost"].releases
     assert (release["release_id"], release["epsilon"]) == (stored.release_id, "0.5")

@@ -94,7 +94,9 @@ def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
     # NotPreviouslySkippedDep looks for the branch's XCom under the mapped task's index.
     skips = metadata.version("apache-airflow-core") >= "3.2"
     for run in states:
-        assert _mapped_states(run, "other") == (["skipped"] * 2 if skips else ["success"] * 2)
+        assert sorted(state for (task, _), (state, _) in run.items() if task == "other") == (
+            ["skipped"] * 2 if skips else ["success"] * 2
+        )
     # There the ledger still pays what fits, and refuses the rest.
     unpaid = ["skipped", "skipped"] if skips else ["failed", "success"]
     for number in (4, 5):
@@ -102,7 +104,10 @@ def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
             "success",
             "success",
         ), seen[number]
-        assert _mapped_states(states[number], "release") == unpaid, seen[number]
+        assert (
+            sorted(state for (task, _), (state, _) in states[number].items() if task == "release")
+            == unpaid
+        ), seen[number]
     ledger = Ledger(tiny.ledger)
     assert {row["block"]: row["epsilon_spent"] for row in ledger.remaining("visits").rows()} == {
         "2020-01-01": "0.6",
@@ -111,10 +116,6 @@ def test_airflow_itself_pays_once(tiny: Tiny, airflow_database: Path) -> None:
     assert sorted(stored.attempts for stored in ledger.releases()) == [1, 1, 1, 2]
     assert [entry.kind for entry in ledger.history()].count("settle") == 4 and ledger.verify().ok
     assert len(Ledger(tiny.folder / "poor.sqlite").releases()) == (0 if skips else 2)
-
-
-def _mapped_states(run: dict[tuple[str, int], tuple[str, int]], task_id: str) -> list[str]:
-    return sorted(state for (task, _), (state, _) in run.items() if task == task_id)
 
 
 def test_a_search_upstream_gives_the_next_task_its_bounds(

@@ -57,18 +57,13 @@ def pay(tiny: Tiny, releases: Any, **options: Any) -> Any:
     return ReleaseOperator(task_id="t", release=releases, **options).execute(context(tiny))
 
 
-def spent(tiny: Tiny) -> str:
-    (row,) = Ledger(tiny.ledger).remaining("visits").rows()
-    return str(row["epsilon_spent"])
-
-
 def test_a_list_gives_a_list_of_receipts(tiny: Tiny) -> None:
     """In the order of the list; mappings and files; a clear replays all of them."""
     tiny.file(params={"epsilon": "0.2"})
     first = pay(tiny, [count("0.1"), "release.yml"])
-    assert [receipt["epsilon"] for receipt in first] == ["0.1", "0.2"] and spent(tiny) == "0.3"
+    assert [receipt["epsilon"] for receipt in first] == ["0.1", "0.2"] and tiny.spent() == "0.3"
     again = pay(tiny, [count("0.1"), "release.yml"])
-    assert [receipt["replayed"] for receipt in again] == [True, True] and spent(tiny) == "0.3"
+    assert [receipt["replayed"] for receipt in again] == [True, True] and tiny.spent() == "0.3"
     assert [r["release_id"] for r in again] == [r["release_id"] for r in first]
     assert pay(tiny, []) == []
 
@@ -82,8 +77,8 @@ def test_one_release_in_two_words_is_no_replay(tiny: Tiny, twin: dict[str, Any])
     (tiny.folder / "south.yml").write_text(text.replace("visits.duckdb", "south.duckdb"))
     with pytest.raises(AirflowFailException, match="is the same release as 'visits' before it"):
         pay(tiny, [count("0.1"), twin])
-    assert spent(tiny) == "0"
-    assert len(pay(tiny, [count("0.1"), count("0.1")])) == 2 and spent(tiny) == "0.2"
+    assert tiny.spent() == "0"
+    assert len(pay(tiny, [count("0.1"), count("0.1")])) == 2 and tiny.spent() == "0.2"
 
 
 @pytest.mark.parametrize(
@@ -108,10 +103,10 @@ def test_a_task_killed_in_the_middle_is_paid_whole_or_not_at_all(
         KILLED_TRY, environment, str(tiny.folder), point, json.dumps(releases)
     )
     assert first.wait()[0] == KILLED
-    assert spent(tiny) == paid
+    assert tiny.spent() == paid
     receipts = pay(tiny, releases)
-    assert [receipt["replayed"] for receipt in receipts] == replays and spent(tiny) == "0.6"
-    assert all(receipt["replayed"] for receipt in pay(tiny, releases)) and spent(tiny) == "0.6"
+    assert [receipt["replayed"] for receipt in receipts] == replays and tiny.spent() == "0.6"
+    assert all(receipt["replayed"] for receipt in pay(tiny, releases)) and tiny.spent() == "0.6"
     assert Ledger(tiny.ledger).verify().ok
 
 
@@ -127,18 +122,18 @@ def test_a_refused_list_costs_nothing(tiny: Tiny) -> None:
     for _ in range(2):
         with pytest.raises(AirflowFailException, match="BudgetExceeded"):
             pay(tiny, releases)
-        assert spent(tiny) == "0" and Ledger(tiny.ledger).releases() == []
+        assert tiny.spent() == "0" and Ledger(tiny.ledger).releases() == []
     table = load_table(tiny.folder / "visits.yml")
     Ledger(tiny.ledger).grant("visits", 2, "1e-6", filter="basic", table=table, principal="owner")
     assert [r["replayed"] for r in pay(tiny, releases)] == [False] * 3
-    assert spent(tiny) == "1.2"
+    assert tiny.spent() == "1.2"
 
 
 def test_a_list_that_grows_at_its_front_pays_for_the_new_one(tiny: Tiny) -> None:
     """What was paid finds its release first, whatever its place; then the new one is one more."""
     pay(tiny, [count("0.1"), count("0.2")])
     grown = pay(tiny, [count("0.3"), count("0.1"), count("0.2")])
-    assert [r["replayed"] for r in grown] == [False, True, True] and spent(tiny) == "0.6"
+    assert [r["replayed"] for r in grown] == [False, True, True] and tiny.spent() == "0.6"
 
 
 def test_bounds_from_the_same_list_come_first(tiny: Tiny) -> None:
@@ -156,7 +151,7 @@ def test_bounds_from_the_same_list_come_first(tiny: Tiny) -> None:
     releases = [search, count("0.3"), mean]
     for replayed in (False, True):
         assert [r["replayed"] for r in pay(tiny, releases)] == [replayed] * 3
-    assert spent(tiny) == "20.5"
+    assert tiny.spent() == "20.5"
     kinds = [entry.kind for entry in Ledger(tiny.ledger).history()]
     assert kinds == [
         "grant",
@@ -178,18 +173,18 @@ def test_a_changed_release_in_a_list_is_refused(tiny: Tiny) -> None:
     for changed in ([count("0.1"), count("0.25")], [count("0.15"), count("0.2")]):
         with pytest.raises(AirflowFailException, match="RetryConflict.*spend_again"):
             pay(tiny, changed)
-        assert spent(tiny) == "0.3"
+        assert tiny.spent() == "0.3"
     assert [r["replayed"] for r in pay(tiny, [count("0.2"), count("0.1")])] == [True, True]
     pay(tiny, [count("0.1"), count("0.25")], spend_again=True)
-    assert spent(tiny) == "0.55"
+    assert tiny.spent() == "0.55"
 
 
 def test_equal_releases_of_a_list_are_counted(tiny: Tiny) -> None:
     """The same content twice is two releases, whatever their names; a retry replays both."""
     twice = [count("0.1", "one"), count("0.1", "two"), count("0.2")]
     receipts = pay(tiny, twice)
-    assert len({r["release_id"] for r in receipts}) == 3 and spent(tiny) == "0.4"
-    assert [r["replayed"] for r in pay(tiny, twice)] == [True] * 3 and spent(tiny) == "0.4"
+    assert len({r["release_id"] for r in receipts}) == 3 and tiny.spent() == "0.4"
+    assert [r["replayed"] for r in pay(tiny, twice)] == [True] * 3 and tiny.spent() == "0.4"
 
 
 def test_a_list_of_one_is_that_release(tiny: Tiny) -> None:
@@ -201,7 +196,7 @@ def test_a_list_of_one_is_that_release(tiny: Tiny) -> None:
     assert again["replayed"] and again["release_id"] == first["release_id"]
     with pytest.raises(AirflowFailException, match="RetryConflict"):
         pay(tiny, [count("0.2")])
-    assert spent(tiny) == "0.1"
+    assert tiny.spent() == "0.1"
 
 
 def test_a_mistake_in_the_last_costs_nothing(tiny: Tiny) -> None:

@@ -86,12 +86,6 @@ def test_a_day_by_hand_is_the_schedules_run(tiny: Tiny, airflow_database: Any) -
     assert "'data_interval_start' is undefined" in log and "give the DAG a param day" in log
 
 
-def make_dag(schedule: Any) -> Any:
-    from airflow.sdk import DAG
-
-    return DAG("d", schedule=schedule)
-
-
 def cron(text: str) -> Any:
     try:
         from airflow.sdk import CronDataIntervalTimetable
@@ -114,9 +108,11 @@ def cron(text: str) -> Any:
 )
 def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> None:
     """Of schedules with one run a day; of others a day says nothing. A param that is no date names none."""
+    from airflow.sdk import DAG
+
     plain = schedule is not None and schedule.startswith("plain ")
     timetable = schedule and (schedule[6:] if plain else cron(schedule))
-    named = {"dag": make_dag(timetable), "params": {"day": "2020-02-29"}}
+    named = {"dag": DAG("d", schedule=timetable), "params": {"day": "2020-02-29"}}
     if "runs of" in name:
         with pytest.raises(InvalidInput, match=name):
             name_day(named)

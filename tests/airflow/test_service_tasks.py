@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 from airflow_runs import run_dag
-from service_world import RELEASE, TOKENS, Server, ServiceWorld, asker
+from service_world import RELEASE, TOKENS, ServiceWorld, asker, keep_alive
 
 DAG_FILE = """
 from datetime import datetime, timedelta
@@ -61,21 +58,6 @@ RUNS = """
 run(2)
 run(2)                                   # cleared and run again
 """
-
-
-@contextmanager
-def keep_alive(world: ServiceWorld, faults: list[str]) -> Iterator[list[Server]]:
-    """The service, started again with the next fault whenever it dies."""
-    servers = [Server(world.file, faults[0])]
-
-    def watch() -> None:
-        for fault in faults[1:]:
-            servers[-1].process.wait()
-            servers.append(Server(world.file, fault, servers[0].port))
-
-    threading.Thread(target=watch, daemon=True).start()
-    yield servers
-    servers[-1].stop()
 
 
 def test_tasks_need_no_file_and_pay_once(tmp_path: Path, airflow_database: Path) -> None:

@@ -77,11 +77,6 @@ def local(world: ServiceWorld, monkeypatch: pytest.MonkeyPatch) -> Iterator[sa.E
     yield sa.create_engine("dpflow:///?epsilon=0.25")
 
 
-def spent(world: ServiceWorld, scope: str = "visits/ann") -> str:
-    """Of the quota above ann's daily one, which is new at midnight."""
-    return str(world.ledger.remaining(scope).rows()[0]["epsilon_spent"])
-
-
 FRESH = """
 import json, sys
 import pandas, sqlalchemy as sa
@@ -115,7 +110,7 @@ print(json.dumps([
 
 def test_an_engine_of_another_process_asks_a_service(world: ServiceWorld, server: Server) -> None:
     """Reflection, a built query, pandas, EXPLAIN, published results and refusals; one charge of 0.25."""
-    before = spent(world)
+    before = world.spent("visits/ann")
     environment = {n: text for n, text in os.environ.items() if not n.startswith("DPFLOW")}
     done = subprocess.run(
         [sys.executable, "-c", FRESH, url_of(server)], env=environment, cwd="/", capture_output=True, text=True
@@ -130,7 +125,7 @@ def test_an_engine_of_another_process_asks_a_service(world: ServiceWorld, server
     assert refused[0][1] == "no stored answer serves, and epsilon 0 pays for none"
     assert "'no-star'" in refused[1][1] and "'select-only'" in refused[2][1]
     assert "declared table 'secret'" in refused[3][1]
-    assert (Decimal(spent(world)) - Decimal(before)) == Decimal("0.25")
+    assert (Decimal(world.spent("visits/ann")) - Decimal(before)) == Decimal("0.25")
 
 
 def test_spending_needs_a_limit_per_day(world: ServiceWorld, server: Server) -> None:
@@ -139,7 +134,7 @@ def test_spending_needs_a_limit_per_day(world: ServiceWorld, server: Server) -> 
         with pytest.raises(sa.exc.ProgrammingError, match="no limit per day") as error:
             bob.exec_driver_sql("SELECT count(*) FROM visits")
         assert isinstance(error.value.orig.__cause__, PlanRefused)
-        assert spent(world, "visits/bob") == "0"
+        assert world.spent("visits/bob") == "0"
         plan = bob.exec_driver_sql("EXPLAIN SELECT count(*) FROM visits").all()
         assert plan[-1][0] == "forecast" and str(error.value.orig) in plan[-1][1]
         assert bob.exec_driver_sql("SELECT sum(value) FROM daily").scalar() is not None
@@ -184,7 +179,7 @@ def test_the_limit_is_looked_up_for_the_scope_that_pays(
     for asking, query in ((cursor, ""), (free, "-- dp: error=100\n")):
         with pytest.raises(dbapi.ProgrammingError, match="no limit per day"):
             asking.execute(f"{query}SELECT count(*) FROM visits WHERE age > 40")
-    assert spent(world, "visits/bob") == "0"
+    assert world.spent("visits/bob") == "0"
     for scope in ("visits/bob", "visits"):
         file.write_text(text.replace(DAILY, scope))
         with pytest.raises(dbapi.ProgrammingError, match="no limit per day") as refused:
@@ -245,7 +240,7 @@ def test_the_module_is_one_of_pep_249(local: sa.Engine, world: ServiceWorld) -> 
     connection = dbapi.connect(epsilon="0.25")
     cursor = connection.cursor()
     assert cursor.description is None and cursor.rowcount == -1
-    before = Decimal(spent(world))
+    before = Decimal(world.spent("visits/ann"))
     text = "SELECT city, count(*) AS n, avg(cost) AS c, DATE '2020-01-01' AS d FROM visits WHERE day >= ? AND age < ? GROUP BY city"
     cursor.execute(text, [dt.date(2020, 1, 3), Decimal("30.5")])
     kinds = [column[1] for column in cursor.description or ()]
@@ -257,7 +252,7 @@ def test_the_module_is_one_of_pep_249(local: sa.Engine, world: ServiceWorld) -> 
     assert cursor.messages and all(kind is dbapi.Warning for kind, _ in cursor.messages)
     # The comment goes before the connection, and a stored answer needs neither.
     cursor.execute("-- dp: epsilon=0.5\nSELECT sum(age) AS s FROM visits")
-    assert Decimal(spent(world)) - before == Decimal("0.75")
+    assert Decimal(world.spent("visits/ann")) - before == Decimal("0.75")
     connection.commit()
     with pytest.raises(dbapi.NotSupportedError, match="stays paid"):
         connection.rollback()
@@ -314,13 +309,13 @@ def test_parameters_that_are_none_are_refused(
     """Of private tables, where they would be charged, and of published results, here and at a service."""
     where = {"server": server.url, "token": TOKENS["ann"][0]} if place else {}
     cursor = dbapi.connect(epsilon="0.25", **where).cursor()
-    before = spent(world)
+    before = world.spent("visits/ann")
     for text in ("SELECT count(*) FROM visits WHERE city = ?", "SELECT ? AS city"):
         with pytest.raises(dbapi.ProgrammingError, match=problem):
             cursor.execute(text, parameters)
         with pytest.raises(dbapi.NotSupportedError):
             cursor.executemany(text, [parameters])
-    assert spent(world) == before
+    assert world.spent("visits/ann") == before
 
 
 def test_other_ways_to_ask_refuse_them_too(local: sa.Engine, server: Server) -> None:
@@ -353,7 +348,7 @@ def test_a_name_of_two_things_is_refused(
 ) -> None:
     """Of a service whose file is older than its check: published rows are not counted for a private table's."""
     cursor = dbapi.connect(server.url, token=TOKENS["ann"][0], epsilon="0.25").cursor()
-    before = spent(world)
+    before = world.spent("visits/ann")
     for listed, text in (
         (["daily", "Visits"], "SELECT count(*) FROM visits"),
         (["daily", "daily_latest", "daily_latest"], "SELECT count(*) FROM daily_latest"),
@@ -361,7 +356,7 @@ def test_a_name_of_two_things_is_refused(
         monkeypatch.setattr(cursor.connection.client, "published", lambda: listed)
         with pytest.raises(dbapi.ProgrammingError, match="name of two"):
             cursor.execute(text)
-    assert spent(world) == before
+    assert world.spent("visits/ann") == before
 
 
 def test_published_results_are_read_in_a_locked_process(local: sa.Engine) -> None:

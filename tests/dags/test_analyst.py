@@ -86,11 +86,6 @@ def gate_request() -> dict[str, Any]:
     raise AssertionError("the DAG defines no GATE")
 
 
-def gate() -> MeanGateParams:
-    """The parameters that the DAG opens its gate with."""
-    return MeanGateParams.model_validate(gate_request()["params"])
-
-
 @pytest.mark.parametrize("name", TABLES)
 def test_every_table_has_what_its_declaration_says(world: World, name: str) -> None:
     """Declared columns exist in the built file, with types that can be used."""
@@ -204,7 +199,8 @@ def test_the_best_honest_candidate_is_a_real_improvement(world: World) -> None:
 
 def test_the_gate_is_right_about_every_candidate_in_99_of_100_runs(world: World) -> None:
     """Exact noise each time: honest yes, Freedman no, and not exhausted before the last."""
-    params, mechanism, source = gate(), MeanGate(), SystemSource()
+    params = MeanGateParams.model_validate(gate_request()["params"])
+    mechanism, source = MeanGate(), SystemSource()
     table = load_table(world.table("flights_holdout"))
     assert params.epsilon is not None and params.epsilon <= 2 and params.side == "over"
     unit = np.unique(world.rows["tailnum"].astype(str), return_inverse=True)[1]

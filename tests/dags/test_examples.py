@@ -77,12 +77,6 @@ def move_day(visits: Tiny) -> None:
         connection.execute("UPDATE visits SET day = DATE '2020-01-01'")
 
 
-def spent(visits: Tiny) -> dict[str, str]:
-    return {
-        r["block"]: r["epsilon_spent"] for r in Ledger(visits.ledger).remaining("visits").rows()
-    }
-
-
 def test_a_file_is_loaded_checked_released_and_reported(visits: Tiny, run: Any) -> None:
     """The rows are those of the file; each release is published and paid once."""
     with duckdb.connect(str(visits.database)) as connection:
@@ -93,7 +87,7 @@ def test_a_file_is_loaded_checked_released_and_reported(visits: Tiny, run: Any) 
     (folder / "visits-2020-01-01.csv").write_text("\n".join(["person,day,city,age", *lines]))
     (seen,) = run("visits_daily")
     assert tasks(seen) == dict.fromkeys(("load", "contract", "release", "report"), "success")
-    assert spent(visits) == {"2020-01-01": "0.5"}
+    assert visits.spent_by_block() == {"2020-01-01": "0.5"}
     published = read_published(visits.folder.parent / "published.duckdb", "visits")
     assert {row["release"] for row in published} == {"visits by city", "mean age"}
 
@@ -110,7 +104,9 @@ with create_session() as session:
     seen.append([event.extra for event in session.scalars(sa.select(AssetEvent))])
 """
     seen, extras = run("visits_sql", events)
-    assert tasks(seen) == {"release": "success"} and spent(visits) == {"2020-01-01": "0.5"}
+    assert tasks(seen) == {"release": "success"} and visits.spent_by_block() == {
+        "2020-01-01": "0.5"
+    }
     with duckdb.connect(
         str(visits.folder.parent / "published.duckdb"), read_only=True
     ) as connection:
@@ -153,7 +149,9 @@ def test_rows_are_read_on_spark(visits: Tiny, run: Any, tmp_path: Path) -> None:
     fields = {"conn_type": "spark_connect", "host": f"sc://{host}", "port": port, "login": "me"}
     (seen,) = run("visits_on_spark", AIRFLOW_CONN_LAKE=json.dumps(fields))
     server.stop()
-    assert tasks(seen) == {"release": "success"} and spent(visits) == {"2020-01-01": "0.3"}
+    assert tasks(seen) == {"release": "success"} and visits.spent_by_block() == {
+        "2020-01-01": "0.3"
+    }
 
 
 @pytest.mark.parametrize("code", [0, 1])
@@ -223,28 +221,22 @@ def test_a_failure_is_sent(visits: Tiny, run: Any, chat: tuple[str, list[str]]) 
     assert len(chat[1]) == 1 and "d.report failed" in chat[1][0] and "ledger" in chat[1][0]
 
 
-def list_dag_calls() -> Iterator[tuple[str, dict[str, ast.expr]]]:
-    """Each example DAG, and each with operators of ours on a page, with its arguments; a page's fragments have dots."""
+def test_each_example_says_how_it_runs_beside_itself_and_again() -> None:
+    """A file has one writer, and a ledger may be busy: what a reader copies has both settings."""
+    calls = []
     texts = [(file.name, file.read_text()) for file in DAGS.glob("*.py")]
     for page in (DAGS.parent / "docs").rglob("*.md"):
         texts += [(str(one), one.text) for one in examples(page) if one.language == "python"]
-    for name, text in texts:
-        if "..." in text:
-            continue
+    # A page's fragments have dots.
+    for name, text in [(name, text) for name, text in texts if "..." not in text]:
         for node in ast.walk(ast.parse(text)):
             makers = [*getattr(node, "decorator_list", ())]
             makers += [one.context_expr for one in node.items] if isinstance(node, ast.With) else ()
             tasks = [one for one in ast.walk(node) if isinstance(one, ast.Call)]
             ours = any(getattr(one.func, "id", "").endswith("Operator") for one in tasks)
-            if ours or name.endswith(".py"):
-                for call in makers:
-                    if isinstance(call, ast.Call) and getattr(call.func, "id", "").lower() == "dag":
-                        yield name, {one.arg or "": one.value for one in call.keywords}
-
-
-def test_each_example_says_how_it_runs_beside_itself_and_again() -> None:
-    """A file has one writer, and a ledger may be busy: what a reader copies has both settings."""
-    calls = list(list_dag_calls())
+            for call in makers if ours or name.endswith(".py") else ():
+                if isinstance(call, ast.Call) and getattr(call.func, "id", "").lower() == "dag":
+                    calls.append((name, {one.arg or "": one.value for one in call.keywords}))
     assert len(calls) >= 14
     for name, arguments in calls:
         assert isinstance(arguments.get("max_active_runs"), ast.Constant), name

@@ -36,13 +36,6 @@ def start_demo(root: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def find_scheduler(workspace: Workspace) -> int:
-    """The process that leads the scheduler's session."""
-    pids = list_processes(f"DPFLOW_DEMO={workspace.root}")
-    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
-    return next(p for p in pids if b"scheduler" in commands[p] and os.getsid(p) == p)
-
-
 def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None:
     """SIGKILL while tasks run, then SIGHUP and SIGTERM; no day is charged twice in the end."""
     workspace = Workspace(tmp_path / "demo")
@@ -90,7 +83,11 @@ def test_both_dags_run_after_up(tmp_path: Path, capsys: pytest.CaptureFixture[st
         wait_for(lambda: client.get("dags/flights_daily") and client.get("dags/flights_model"))
         client.trigger("flights_model", "by-hand")
         assert client.backfill("flights_daily", "2013-01-01", "2013-01-01")
-        os.kill(find_scheduler(workspace), signal.SIGKILL)
+        pids = list_processes(f"DPFLOW_DEMO={workspace.root}")
+        commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in pids}
+        # The process that leads the scheduler's session.
+        leader = next(p for p in pids if b"scheduler" in commands[p] and os.getsid(p) == p)
+        os.kill(leader, signal.SIGKILL)
         told = workspace.logs / "supervisor.log"
         wait_for(lambda: "scheduler ended (signal 9) and was started again" in told.read_text())
 

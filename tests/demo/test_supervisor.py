@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from crashes import wait_for
 
 from dpflow.demo.supervisor import (
     KEEPS_ENDING,
@@ -47,14 +48,6 @@ supervisor.stdin.flush()
 print(supervisor.pid, flush=True)
 time.sleep(600)
 """
-
-
-def wait_for(condition: Callable[[], object], seconds: float = 20) -> None:
-    """Poll; fails after so many seconds."""
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it did not happen"
-        time.sleep(0.02)
 
 
 def configure(folder: Path, service: str = SERVICE, **changes: object) -> str:

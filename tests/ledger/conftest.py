@@ -143,6 +143,13 @@ class Asks:
         }
         return ledger.reserve(self.key(digest, **where), **self.terms(epsilon, **changes))
 
+    def settle(
+        self, ledger: Ledger, digest: str = "d", epsilon: str = "0.1", **changes: Any
+    ) -> Reservation:
+        """Reserve, and settle with a result that has the name of the request."""
+        held = self.reserve(ledger, digest, epsilon, **changes)
+        return ledger.settle(held, {"rows": [digest]})
+
     def answer_once(self, ledger: Ledger) -> SessionRecord:
         """A new session that answered one question and keeps a secret."""
         session = ledger.open_session(

@@ -9,7 +9,6 @@ process dies, an exception is raised or a connection is lost; or a line of the l
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import resource
 import secrets
@@ -19,7 +18,6 @@ import sqlite3
 import subprocess
 import sys
 import tempfile
-import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from fractions import Fraction
@@ -28,6 +26,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from crashes import run_forked_work
 
 from dpflow import fault_points
 from dpflow.errors import LedgerCorrupt, LedgerUnavailable
@@ -127,25 +126,6 @@ def statements_of(
     return len(passed)
 
 
-def forked(work: Callable[[], Any]) -> tuple[int, Any]:
-    """Do it in a child: its exit code, and what it showed before it died."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            os.write(write, json.dumps(work()).encode())
-            os._exit(0)
-        except LedgerUnavailable:
-            os._exit(75)
-        except BaseException:
-            traceback.print_exc()
-            os._exit(1)
-    os.close(write)
-    with open(read, "rb") as shown:
-        text = shown.read()
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), json.loads(text) if text else None
-
-
 def books(ledger: Ledger) -> tuple[int, int]:
     """Charges, and what all of them add up to in the account that every life but one pays."""
     charged = [
@@ -169,7 +149,7 @@ def test_killed_after_any_statement(ledger, ask, life, every):
             )
             return life(ledger, ask, n)
 
-        code, shown = forked(doomed)
+        code, shown = run_forked_work(doomed)
         assert (code, shown) == (-signal.SIGKILL, None)
         assert life(ledger, ask, n) == life(ledger, ask, n)
     assert books(ledger)[0] == len(numbers) + 2
@@ -237,7 +217,9 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
     """
     life(ledger, ask, -1)
     # In a child, which has the same caches as those that will die.
-    code, passages = forked(lambda: passages_of(lambda: life(place.open(create=False), ask, -2)))
+    code, passages = run_forked_work(
+        lambda: passages_of(lambda: life(place.open(create=False), ask, -2))
+    )
     assert code == 0 and len(passages) > 500
     deaths, tries = 0, passages[::every]
     for n, passage in enumerate(tries):
@@ -246,7 +228,7 @@ def test_killed_at_any_line(ledger, place, ask, life, every):
             with killed_at(passage):
                 return life(place.open(create=False), ask, n)
 
-        code, shown = forked(doomed)
+        code, shown = run_forked_work(doomed)
         # Ids are drawn and caches fill, so some lines are passed less often than before.
         assert (code, shown) == (-signal.SIGKILL, None) or (code == 0 and shown is not None)
         deaths += code != 0
@@ -415,7 +397,7 @@ def test_a_file_that_cannot_grow(on_disk, ask, tmp_path):
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             return one_shot(on_disk, ask, n)
 
-        code, shown = forked(cramped)
+        code, shown = run_forked_work(cramped)
         codes.append(code)
         kept = one_shot(on_disk, ask, n)
         assert code == 75 or shown == kept
@@ -428,7 +410,7 @@ def test_a_page_of_budgets_keeps_no_fork_from_closing_files(on_disk, ask, tmp_pa
     view = BudgetView(tmp_path / "l")
     connections._before_fork()  # raised for a page, and an exception there is printed and forgotten
     view.check()
-    code, shown = forked(lambda: one_shot(on_disk, ask, 0))
+    code, shown = run_forked_work(lambda: one_shot(on_disk, ask, 0))
     assert code == 0 and shown == one_shot(on_disk, ask, 0)
 
 
@@ -449,7 +431,7 @@ def test_a_process_with_too_many_open_files(ledger, place, ask):
                 os.close(descriptor)
             return one_shot(place.open(create=False), ask, left)
 
-        code, shown = forked(crowded)
+        code, shown = run_forked_work(crowded)
         codes.append(code)
         kept = one_shot(ledger, ask, left)
         assert code == 75 or shown == kept
@@ -551,7 +533,7 @@ def test_a_place_that_is_read_only(ask, what):
             except LedgerCorrupt as error:
                 return str(error)
 
-        code, shown = forked(unprivileged)
+        code, shown = run_forked_work(unprivileged)
         closed.chmod(0o770 if closed.is_dir() else 0o660)
         if what == "anchor":
             assert code == 0 and "the high-water mark is missing" in shown and not mark.exists()

@@ -56,7 +56,9 @@ class Owners:
         self.keys.mkdir(parents=True)
         for signer in (ANN, BOB, EVE):
             (self.keys / signer.name).write_text(signer.private_text)
-        self.world = ServiceWorld(make_folder(folder / "owner"))
+        folder = folder / "owner"
+        folder.mkdir()
+        self.world = ServiceWorld(folder)
         self.ledger = self.world.ledger
         people = [ANN.public_text, BOB.public_text]
         terms: dict[str, Any] = {"principal": "owner", "confirm_large": True, "filter": "basic"}
@@ -81,11 +83,6 @@ class Owners:
         """The service's process, which says so where it opens a person's key."""
         watched = WATCHED.format(folder=str(self.keys))
         return Server(self.world.file, port=port, prelude=watched + prelude)
-
-
-def make_folder(folder: Path) -> Path:
-    folder.mkdir()
-    return folder
 
 
 def remote(server: Server) -> RemoteLedger:
@@ -141,7 +138,8 @@ def test_commands_decide_there_as_beside_the_ledger(tmp_path: Path) -> None:
     anchor = str(tmp_path / "anchor")
     shutil.copytree(owners.ledger.anchor_folder, anchor)
     server = owners.serve()
-    client = make_folder(tmp_path / "client")
+    client = tmp_path / "client"
+    client.mkdir()
     (client / "dpflow.yml").write_text(f"server: {server.url}\n")
     base = {name: text for name, text in os.environ.items() if not name.startswith("DPFLOW")}
     base |= {"XDG_CONFIG_HOME": str(tmp_path), "DPFLOW_PRINCIPAL": "login"}

@@ -33,7 +33,6 @@ from dpflow.engine.sessions import candidate as candidates
 from dpflow.engine.sessions.model_process import FIRST, ModelProcess
 from dpflow.engine.sessions.model_sandbox import lock_process
 from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused
-from dpflow.ledger import Ledger
 from dpflow.server.gates import load_gates
 from dpflow.server.service import load_service
 from dpflow.tables.access.declarations import load_table
@@ -127,10 +126,6 @@ def predictions(ids: Any, values: Any, claim: str | None = "0.9", **more: Any) -
     return send(None, claim, features=[], predictions=rows | more)
 
 
-def spent(ledger: Ledger, scope: str = "holdout") -> str:
-    return str(ledger.remaining(scope).rows()[0]["epsilon_spent"])
-
-
 DOOR = "gates/late/candidates"
 
 
@@ -167,11 +162,11 @@ def test_a_pipeline_submits_from_another_machine(
     try:
         assert run("status", "late") == (0, {"session": "", "left": {"state": "not opened"}})
         code, said = run("submit", "late", "good.yml")
-        assert (code, said["verdicts"][0]["verdict"], spent(world.ledger)) == (0, "yes", "40")
+        assert (code, said["verdicts"][0]["verdict"], world.spent("holdout")) == (0, "yes", "40")
         assert run("submit", "late", "good.yml")[1]["verdicts"] == said["verdicts"]
         code, said = run("submit", "late", "wrong.yml")
         assert (code, said["verdicts"][0]["verdict"]) == (1, "no")
-        assert said["left"]["failures_left"] == 2 and spent(world.ledger) == "40"
+        assert said["left"]["failures_left"] == 2 and world.spent("holdout") == "40"
         for words, why in (
             (("submit", "late", "good.yml", "--champion", "c.json"), "leave --model"),
             (("status", "lato"), "did you mean 'late'"),
@@ -281,10 +276,10 @@ def test_no_list_beside_the_ledger_charges_for_what_no_gate_can_judge(
         Path("list.yml").write_text(yaml.safe_dump(make()))
         done = CliRunner().invoke(app, words)
         assert isinstance(done.exception, DpflowError), (name, done.output)
-        assert spent(world.ledger) == "0", name
+        assert world.spent("holdout") == "0", name
     # The same list without a fault is answered and paid.
     Path("list.yml").write_text(yaml.safe_dump([local(GOOD)]))
-    assert CliRunner().invoke(app, words).exit_code == 0 and spent(world.ledger) == "40"
+    assert CliRunner().invoke(app, words).exit_code == 0 and world.spent("holdout") == "40"
 
 
 def test_a_candidate_of_another_session_charges_nothing(
@@ -306,7 +301,7 @@ def test_a_candidate_of_another_session_charges_nothing(
         str(tmp_path / "ledger.sqlite"),
     ]
     assert isinstance(CliRunner().invoke(app, words).exception, PlanRefused)
-    assert spent(world.ledger) == "0"
+    assert world.spent("holdout") == "0"
 
 
 @pytest.mark.parametrize("name", ATTACKS)
@@ -338,7 +333,7 @@ def test_what_a_candidate_may_not_say(asked: Any, body: Any) -> None:
     world, client = asked
     answer = settle(client, DOOR, body)
     assert answer.status_code == 422 and str(world.folder) not in answer.text, answer.text
-    assert spent(world.ledger) == "0"
+    assert world.spent("holdout") == "0"
 
 
 def test_gates_of_others_are_as_none(asked: Any) -> None:
@@ -373,7 +368,7 @@ def test_row_ids_change_no_status(tmp_path: Path) -> None:
         said = [answer.json()["verdict"]["verdict"] for answer in answers]
         assert said == ["yes", "yes", "no", "no"]
         assert len({tuple(sorted(answer.json()["verdict"])) for answer in answers[:2]}) == 1
-    assert spent(world.ledger) == "40" and world.ledger.verify().ok
+    assert world.spent("holdout") == "40" and world.ledger.verify().ok
 
 
 def test_a_better_model_becomes_champion(tmp_path: Path) -> None:
@@ -415,7 +410,7 @@ def test_a_process_that_dies_is_a_charged_failure(
         assert answer.json()["left"]["state"] == "closed" and len(calls) >= 3
         again = settle(client, DOOR, send(slow)).json()["verdict"]
         assert again == answer.json()["verdict"]
-    assert spent(world.ledger) == "40" and "CandidateStopped" not in caplog.text
+    assert world.spent("holdout") == "40" and "CandidateStopped" not in caplog.text
 
 
 def test_a_slow_model_is_refused_before_rows(tmp_path: Path) -> None:
@@ -424,7 +419,7 @@ def test_a_slow_model_is_refused_before_rows(tmp_path: Path) -> None:
     with world.test_client("ann") as client:
         answer = settle(client, DOOR, send(huge))
         assert answer.status_code == 422 and "slow" in answer.json()["message"], answer.text
-    assert spent(world.ledger) == "0"
+    assert world.spent("holdout") == "0"
 
 
 def test_no_row_decides_what_is_seen(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -539,4 +534,4 @@ def test_a_status_tells_of_its_own_session_alone(tmp_path: Path) -> None:
         assert settle(ann, DOOR, send()).status_code == 200
     assert show_left(1)["answered"] == 1
     assert show_left(2) == {"state": "not opened"}
-    assert show_left(1)["answered"] == 1 and spent(world.ledger) == "10.01"
+    assert show_left(1)["answered"] == 1 and world.spent("holdout") == "10.01"

@@ -4,19 +4,17 @@ or paid twice, and sums are exact.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import pytest
-from service_world import RELEASE, TOKENS, Server, ServiceWorld, asker, task
+from service_world import RELEASE, TOKENS, ServiceWorld, asker, keep_alive, task
 
 from dpflow.client.remote import RemoteClient
 from dpflow.errors import ServiceUnavailable
@@ -47,30 +45,6 @@ def make_request(number: int) -> tuple[str, dict[str, Any]]:
         ("sessions", {"session": SESSION | {"revision": number + 1}, "queries": [{"column": "age"}, {"column": "cost"}]}),
     )  # fmt: skip
     return kinds[number % 4]
-
-
-@contextmanager
-def keep_alive(world: ServiceWorld, faults: list[str]) -> Iterator[list[Server]]:
-    """The service, started again with the next fault whenever it dies, with the last one for good."""
-    servers, is_over = [Server(world.file, faults[0])], threading.Event()
-
-    def watch() -> None:
-        for fault in faults[1:]:
-            while servers[-1].process.poll() is None:
-                if is_over.wait(0.1):
-                    return
-            # One that died before it was seen to be ready is followed by the next.
-            with contextlib.suppress(TimeoutError):
-                servers.append(Server(world.file, fault, servers[0].port))
-
-    watcher = threading.Thread(target=watch, daemon=True)
-    watcher.start()
-    try:
-        yield servers
-    finally:
-        is_over.set()
-        watcher.join(150)
-        servers[-1].stop()
 
 
 def ask_again_until(ask: Callable[[], Any]) -> Any:

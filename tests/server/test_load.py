@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime as dt
-import ipaddress
 import json
 import socket
 import ssl
@@ -17,9 +15,7 @@ from typing import Any
 
 import httpx
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from own_certificate import write_certificate
 from service_world import TOKENS, TRUST, Server, ServiceWorld, headers_of
 
 from dpflow.client.remote import RemoteClient
@@ -35,12 +31,6 @@ def ask(number: int) -> dict[str, Any]:
     """A release like no other."""
     params = {"by": "city", "epsilon": COST}
     return {"name": f"n{number}", "mechanism": "histogram", "table": "visits", "params": params}
-
-
-def read_memory(pid: int) -> int:
-    """Resident bytes of a process."""
-    fields = Path(f"/proc/{pid}/status").read_text().split("VmRSS:")[1].split()
-    return int(fields[0]) * 1024
 
 
 def send_half(port: int) -> socket.socket:
@@ -86,7 +76,8 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
                         assert int(answer.headers["Retry-After"]) >= 1
 
     try:
-        before = read_memory(server.process.pid)
+        fields = Path(f"/proc/{server.process.pid}/status").read_text().split("VmRSS:")[1].split()
+        before = int(fields[0]) * 1024
         halves = [send_half(server.port) for _ in range(20)]
         threads = [threading.Thread(target=flood, args=(part,)) for part in range(CLIENTS)]
         for thread in threads:
@@ -96,7 +87,8 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
         while asking := [thread for thread in threads if thread.is_alive()]:
             assert httpx.get(f"{server.url}/healthz", timeout=30, verify=TRUST).status_code == 200
             asking[0].join(1)
-        grown = read_memory(server.process.pid) - before
+        fields = Path(f"/proc/{server.process.pid}/status").read_text().split("VmRSS:")[1].split()
+        grown = (int(fields[0]) * 1024) - before
         for half in halves:
             half.close()
         # What was accepted is settled, also of those who asked no more.
@@ -203,25 +195,6 @@ def test_strangers_who_send_nothing_keep_nobody_out(tmp_path: Path) -> None:
                 time.sleep(0.2)
         assert time.monotonic() < deadline
     server.stop()
-
-
-def write_certificate(folder: Path) -> Path:
-    """One for this machine's loopback, signed by itself; its key is in ``key.pem`` beside it."""
-    key, name = ec.generate_private_key(ec.SECP256R1()), x509.Name([])
-    day, now = dt.timedelta(days=1), dt.datetime.now(dt.UTC)
-    address = x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))])
-    builder = x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
-    certificate = builder.add_extension(address, critical=True).sign(key, hashes.SHA256())
-    file = folder / "certificate.pem"
-    file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
-    (folder / "key.pem").write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return file
 
 
 def test_strangers_who_speak_no_tls_keep_nobody_out(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from service_world import QUERY, RELEASE, TOKENS, ServiceWorld, asker, serve_here, settle
+from service_world import QUERY, RELEASE, TOKENS, ServiceWorld, ask_sql, asker, serve_here, settle
 from sql_world import EXACT
 
 import dpflow
@@ -58,32 +58,24 @@ def bob(world: ServiceWorld) -> Iterator[Any]:
         yield client
 
 
-def query(text: str, **options: Any) -> dict[str, Any]:
-    return {"query": text, "options": {"epsilon": "0.5"} | options}
-
-
-def spent(world: ServiceWorld) -> str:
-    return str(world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"])
-
-
 def test_public_keys_are_refused_before_the_charge(world: ServiceWorld, ann: Any) -> None:
     """Three cities, whatever the rows are; LIMIT says otherwise."""
-    before = spent(world)
+    before = world.spent("visits/ann")
     wrapped = f"SELECT city FROM ({QUERY}) AS t WHERE n > 5"
     for text in (QUERY, wrapped, f"{QUERY} LIMIT 3"):
-        refused = ann.post("/v1/sql", json=query(text, epsilon="0.0625"))
+        refused = ann.post("/v1/sql", json=ask_sql(text, epsilon="0.0625"))
         assert refused.status_code == 422 and "up to 3 rows" in refused.json()["message"], text
     refused = ann.post("/v1/release", json=RELEASE)
     assert refused.status_code == 422 and "may have 2" in refused.json()["message"]
-    assert spent(world) == before
-    fewer = settle(ann, "sql", query(f"{QUERY} ORDER BY n LIMIT 2", epsilon="0.0625"))
+    assert world.spent("visits/ann") == before
+    fewer = settle(ann, "sql", ask_sql(f"{QUERY} ORDER BY n LIMIT 2", epsilon="0.0625"))
     assert fewer.status_code == 200 and len(fewer.json()["values"]) == 2
-    assert "rows_left_out" not in fewer.json() and spent(world) != before
+    assert "rows_left_out" not in fewer.json() and world.spent("visits/ann") != before
 
 
 @pytest.mark.parametrize(
     ("door", "body"),
-    [("plan", RELEASE), ("explain", query(f"EXPLAIN {UNASKED}"))],
+    [("plan", RELEASE), ("explain", ask_sql(f"EXPLAIN {UNASKED}"))],
 )
 def test_plans_say_what_would_be_refused(
     ann: Any, bob: Any, door: str, body: dict[str, Any]
@@ -97,19 +89,19 @@ def test_plans_say_what_would_be_refused(
 def test_private_keys_are_cut_and_the_same_request_has_the_same_rows(
     world: ServiceWorld, ann: Any
 ) -> None:
-    first = settle(ann, "sql", query(CLINICS, **SURE)).json()
-    paid = spent(world)
+    first = settle(ann, "sql", ask_sql(CLINICS, **SURE)).json()
+    paid = world.spent("visits/ann")
     assert (len(first["values"]), first["rows_left_out"]) == (2, 1)
     assert any("1 row left out" in note for note in first["notes"])
-    again = ann.post("/v1/sql", json=query(CLINICS, **SURE))
-    spelled = ann.post("/v1/sql", json=query(CLINICS.lower(), **SURE))
+    again = ann.post("/v1/sql", json=ask_sql(CLINICS, **SURE))
+    spelled = ann.post("/v1/sql", json=ask_sql(CLINICS.lower(), **SURE))
     for stored in (again, spelled):
         assert stored.status_code == 200 and stored.json()["values"] == first["values"]
         assert stored.json()["rows_left_out"] == 1
     with world.test_client("ann") as restarted:
-        stored = restarted.post("/v1/sql", json=query(CLINICS, **SURE))
+        stored = restarted.post("/v1/sql", json=ask_sql(CLINICS, **SURE))
         assert stored.json()["values"] == first["values"]
-    assert spent(world) == paid
+    assert world.spent("visits/ann") == paid
     answer = SqlAnswer.from_wire(first)
     assert (len(answer.values), answer.rows_left_out) == (2, 1)
     assert SqlAnswer.from_wire(answer.to_wire()) == answer
@@ -117,21 +109,25 @@ def test_private_keys_are_cut_and_the_same_request_has_the_same_rows(
 
 def test_a_stored_answer_is_cut_and_stays_whole(world: ServiceWorld, ann: Any, bob: Any) -> None:
     """It is free, so it is never refused; who has no limit gets all of it."""
-    whole = settle(bob, "sql", query(QUERY)).json()
-    paid = spent(world)
-    cut = ann.post("/v1/sql", json=query(QUERY))
+    whole = settle(bob, "sql", ask_sql(QUERY)).json()
+    paid = world.spent("visits/ann")
+    cut = ann.post("/v1/sql", json=ask_sql(QUERY))
     assert cut.status_code == 200 and cut.json()["values"] == whole["values"][:2]
     assert cut.json()["rows_left_out"] == 1 and len(whole["values"]) == 3
-    assert bob.post("/v1/sql", json=query(QUERY)).json()["values"] == whole["values"]
-    assert spent(world) == paid
+    assert bob.post("/v1/sql", json=ask_sql(QUERY)).json()["values"] == whole["values"]
+    assert world.spent("visits/ann") == paid
 
 
 def test_a_release_is_cut(world: ServiceWorld, ann: Any) -> None:
     first = settle(ann, "release", BY_CLINIC).json()
-    paid = spent(world)
+    paid = world.spent("visits/ann")
     assert (len(first["result"]["rows"]), first["rows"], first["rows_left_out"]) == (2, 2, 1)
     again = ann.post("/v1/release", json=BY_CLINIC).json()
-    assert again["result"] == first["result"] and again["replayed"] and spent(world) == paid
+    assert (
+        again["result"] == first["result"]
+        and again["replayed"]
+        and world.spent("visits/ann") == paid
+    )
     receipt = Receipt.from_wire(first)
     assert receipt.rows_left_out == 1 and len(receipt.to_pandas()) == 2
     assert receipt.to_json()["rows_left_out"] == 1
@@ -160,7 +156,7 @@ def test_published_files_and_the_database_interface_are_cut(
         assert "1 row of daily left out" in str(cursor.messages[0][1])
         with pytest.raises(dbapi.ProgrammingError, match="would be wrong"):
             cursor.execute("SELECT sum(value) FROM daily")
-        settle(bob, "sql", query(QUERY))
+        settle(bob, "sql", ask_sql(QUERY))
         assert len(cursor.execute(f"-- dp: epsilon=0\n{QUERY}").fetchall()) == cursor.rowcount == 2
         assert any("1 row left out" in str(note) for _, note in cursor.messages)
         full = dbapi.connect(url, token=TOKENS["bob"][0]).cursor()

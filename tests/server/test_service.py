@@ -21,6 +21,7 @@ from service_world import (
     TRUST,
     Server,
     ServiceWorld,
+    ask_sql,
     asker,
     headers_of,
     settle,
@@ -59,33 +60,25 @@ def bob(server: Server) -> Iterator[httpx.Client]:
         yield client
 
 
-def query(text: str = QUERY, epsilon: Any = "0.5", **options: Any) -> dict[str, Any]:
-    return {"query": text, "options": {"epsilon": epsilon} | options}
-
-
-def spent(world: ServiceWorld, scope: str) -> str:
-    return str(world.ledger.remaining(scope).rows()[0]["epsilon_spent"])
-
-
 def test_a_new_read_is_a_job_and_a_stored_answer_comes_at_once(
     world: ServiceWorld, ann: httpx.Client, bob: httpx.Client
 ) -> None:
     """Charged once to the principal's scope, under its name; another spelling is the same query, and
     another principal's scope pays for itself.
     """
-    before = spent(world, "visits/ann")
-    accepted = ann.post("/v1/sql", json=query())
+    before = world.spent("visits/ann")
+    accepted = ann.post("/v1/sql", json=ask_sql(QUERY))
     assert accepted.status_code == 202 and set(accepted.json()) == {"job", "stage"}
     answer = ann.get(accepted.headers["location"], params={"wait": 20})
     assert answer.status_code == 200 and answer.json()["origins"][0]["epsilon"] == "0.5"
-    spelled = query("select city, COUNT(*) as n from visits group by 1")
+    spelled = ask_sql("select city, COUNT(*) as n from visits group by 1")
     again = ann.post("/v1/sql", json=spelled)
     assert again.status_code == 200 and again.json()["values"] == answer.json()["values"]
     assert again.json()["origins"][0]["epsilon"] == "0"
-    assert (before, spent(world, "visits/ann")) == ("0", "0.5")
+    assert (before, world.spent("visits/ann")) == ("0", "0.5")
     (entry,) = world.ledger.history("visits/ann", limit=1)
     assert entry.principal == "ann" and entry.kind == "settle"
-    assert bob.post("/v1/sql", json=query()).status_code == 202
+    assert bob.post("/v1/sql", json=ask_sql(QUERY)).status_code == 202
 
 
 def test_a_release_is_its_principals_own(
@@ -107,12 +100,12 @@ def test_a_release_is_its_principals_own(
 
 
 def test_plans_charge_nothing(world: ServiceWorld, ann: httpx.Client) -> None:
-    before = spent(world, "visits/ann")
+    before = world.spent("visits/ann")
     plan = ann.post("/v1/plan", json=RELEASE | {"name": "other"}).json()
     assert plan["epsilon"] == "0.5" and plan["forecast"] == "the ledger would accept it now"
-    explained = ann.post("/v1/explain", json=query("SELECT avg(age) FROM visits")).json()
+    explained = ann.post("/v1/explain", json=ask_sql("SELECT avg(age) FROM visits")).json()
     assert explained["releases"][0]["epsilon"] == "0.5" and explained["scope"] == "visits/ann"
-    assert spent(world, "visits/ann") == before
+    assert world.spent("visits/ann") == before
 
 
 TAMPERED = ("x", TOKENS["ann"][0] + "x", TOKENS["ann"][0][:-1], TOKENS["ann"][1])
@@ -130,7 +123,7 @@ def test_a_wrong_token_opens_nothing(server: Server) -> None:
             seen.add(_shown(client.delete("/v1/jobs/x", headers=headers)))
             tasks = [f"tasks/{kind}" for kind in ("sql", "release", "load", "contract")]
             for door in ("sql", "release", "plan", "explain", "predictions", "nothing", *tasks):
-                seen.add(_shown(client.post(f"/v1/{door}", json=query(), headers=headers)))
+                seen.add(_shown(client.post(f"/v1/{door}", json=ask_sql(QUERY), headers=headers)))
         assert [status for status, *_ in seen] == [401]
 
 
@@ -156,10 +149,10 @@ def test_a_query_reads_the_services_public_tables(world: ServiceWorld, ann: http
     """By the name in the service file; a path is none, and a name that stands twice is refused."""
     counts = "(SELECT city, count(*) AS n FROM visits GROUP BY city) v"
     text = f"SELECT v.city, v.n / p.people AS share FROM {counts} JOIN towns p USING (city)"
-    answer = settle(ann, "sql", query(text))
+    answer = settle(ann, "sql", ask_sql(text))
     assert answer.status_code == 200, answer.text
     assert {row[0][0] for row in answer.json()["values"]} == {"Oslo", "Rome"}
-    other = query(text.replace("towns", "'towns.csv'"))
+    other = ask_sql(text.replace("towns", "'towns.csv'"))
     assert ann.post("/v1/sql", json=other).status_code == 422
     service = yaml.safe_load(world.file.read_text()) | {"public": {"Visits": "towns.csv"}}
     (world.folder / "twice.yml").write_text(yaml.safe_dump(service))
@@ -211,10 +204,10 @@ def test_what_is_anothers_is_answered_as_what_is_not_there(
     bodies = [RELEASE | {"table": name} for name in ("secret", "secrex")]
     answers = [ann.post("/v1/release", json=body) for body in bodies]
     compare(answers[0], "secret", answers[1], "secrex")
-    texts = [query(f"SELECT count(*) FROM {name}") for name in ("secret", "secrex")]
+    texts = [ask_sql(f"SELECT count(*) FROM {name}") for name in ("secret", "secrex")]
     answers = [ann.post("/v1/sql", json=text) for text in texts]
     compare(answers[0], "secret", answers[1], "secrex")
-    job = bob.post("/v1/sql", json=query("SELECT count(*) FROM secret")).json()["job"]
+    job = bob.post("/v1/sql", json=ask_sql("SELECT count(*) FROM secret")).json()["job"]
     absent = "0" * len(job)
     answers = [ann.get(f"/v1/jobs/{name}") for name in (job, absent)]
     assert _shown(answers[0]) == _shown(answers[1])
@@ -236,18 +229,18 @@ def test_what_is_anothers_is_answered_as_what_is_not_there(
         ("release", RELEASE | {"nam": 1}, "did you mean 'name'"),
         ("release", {}, "add table: NAME"),
         ("release", RELEASE | {"params": {"by": "city", "epsilon": "50"}}, "may cost 20"),
-        ("sql", query(scope="visits"), "pays from scope 'visits/ann'"),
-        ("sql", query("-- dp: scope=visits, epsilon=1\n" + QUERY, None), "pays from scope"),
-        ("sql", query("-- dp: scope=visits/bob\n" + QUERY, scope="visits/ann"), "pays from scope"),
-        ("sql", query(name="view"), "publishes no view"),
-        ("sql", query(dialect=5), "is none of duckdb"),
-        ("sql", query(min_units="1" + "0" * 5000), "a whole number"),
-        ("sql", query("EXPLAIN " + QUERY), "/v1/explain"),
-        ("sql", query("SELECT * FROM visits"), "breaks the rule"),
-        ("sql", query("SELECT count(*) FROM '/etc/passwd'"), "breaks the rule"),
-        ("sql", query("SELECT count(*) FROM visits", "21"), "may cost 20"),
-        ("sql", query() | {"tables": ["visits.yml"]}, "does not validate at body.tables"),
-        ("sql", query() | {"query": "SELECT " + "1," * 60_000}, "does not validate at body.query"),
+        ("sql", ask_sql(scope="visits"), "pays from scope 'visits/ann'"),
+        ("sql", ask_sql("-- dp: scope=visits, epsilon=1\n" + QUERY, None), "pays from scope"),
+        ("sql", ask_sql("-- dp: scope=visits/bob\n" + QUERY, scope="visits/ann"), "pays from scope"),
+        ("sql", ask_sql(name="view"), "publishes no view"),
+        ("sql", ask_sql(dialect=5), "is none of duckdb"),
+        ("sql", ask_sql(min_units="1" + "0" * 5000), "a whole number"),
+        ("sql", ask_sql("EXPLAIN " + QUERY), "/v1/explain"),
+        ("sql", ask_sql("SELECT * FROM visits"), "breaks the rule"),
+        ("sql", ask_sql("SELECT count(*) FROM '/etc/passwd'"), "breaks the rule"),
+        ("sql", ask_sql("SELECT count(*) FROM visits", "21"), "may cost 20"),
+        ("sql", ask_sql(QUERY) | {"tables": ["visits.yml"]}, "does not validate at body.tables"),
+        ("sql", ask_sql(QUERY) | {"query": "SELECT " + "1," * 60_000}, "does not validate at body.query"),
     ],
 )  # fmt: skip
 def test_what_a_client_may_not_say(
@@ -281,7 +274,7 @@ def test_an_auditor_sees_all_and_asks_nothing(server: Server, ann: httpx.Client)
         assert scopes == {"visits", "visits/ann", "visits/bob", "visits/cyd"}
         assert {entry["scope"] for entry in aud.get("/v1/history").json()} >= {"visits"}
         assert aud.get("/v1/history", params={"since": "never"}).status_code == 422
-        for door, body in (("sql", query()), ("release", RELEASE), ("plan", RELEASE)):
+        for door, body in (("sql", ask_sql(QUERY)), ("release", RELEASE), ("plan", RELEASE)):
             refused = aud.post(f"/v1/{door}", json=body)
             assert (refused.status_code, refused.json()["error"]) == (403, "forbidden")
     assert {row["scope"] for row in ann.get("/v1/remaining").json()} == {"visits", "visits/ann"}
@@ -301,7 +294,7 @@ def test_a_quota_holds_in_parallel(world: ServiceWorld, server: Server) -> None:
         with server.client("cyd") as client:
             answers.append(
                 settle(
-                    client, "sql", query(f"SELECT count(*) FROM visits WHERE age > {age}", "0.25")
+                    client, "sql", ask_sql(f"SELECT count(*) FROM visits WHERE age > {age}", "0.25")
                 )
             )
 
@@ -313,7 +306,7 @@ def test_a_quota_holds_in_parallel(world: ServiceWorld, server: Server) -> None:
     assert sorted(answer.status_code for answer in answers) == [200] * 4 + [429] * 4
     refused = next(answer.json() for answer in answers if answer.status_code == 429)
     assert (refused["type"], refused["details"]["scope"]) == ("BudgetExceeded", "visits/cyd")
-    assert spent(world, "visits/cyd") == "1"
+    assert world.spent("visits/cyd") == "1"
 
 
 def kill(world: ServiceWorld, point: str, door: str, body: Any) -> str:
@@ -333,13 +326,13 @@ def test_a_killed_service_finishes_what_was_charged(tmp_path: Path) -> None:
     """
     world = ServiceWorld(tmp_path)
     job = kill(world, "draw.after", "release", RELEASE)
-    assert spent(world, "visits/ann") == "0.5"
+    assert world.spent("visits/ann") == "0.5"
     with world.test_client("ann") as client:
         unasked = client.get(f"/v1/jobs/{job}", params={"wait": 20})
         assert unasked.status_code == 200 and unasked.json()["name"] == "daily"
         answer = client.post("/v1/release", json=RELEASE)
         assert answer.status_code == 200 and answer.json()["result"] == unasked.json()["result"]
-    assert spent(world, "visits/ann") == "0.5"
+    assert world.spent("visits/ann") == "0.5"
     assert not world.ledger.reserved_releases() and world.ledger.verify().ok
     entries = world.ledger.history("visits/ann")
     kinds = [entry.kind for entry in entries]
@@ -352,16 +345,16 @@ def test_a_killed_service_finishes_what_was_charged(tmp_path: Path) -> None:
 def test_a_charged_query_is_finished_and_not_paid_as_another_one(tmp_path: Path) -> None:
     """A declaration that changed makes another plan, which nobody asked to pay; as it was, it is finished."""
     world = ServiceWorld(tmp_path)
-    job = kill(world, "reserve.after-commit", "sql", query())
+    job = kill(world, "reserve.after-commit", "sql", ask_sql(QUERY))
     world.declare(contribution_bounds={"rows": 10, "groups": 5})
     with world.test_client("ann") as client:
         answer = client.get(f"/v1/jobs/{job}", params={"wait": 20})
         assert (answer.status_code, answer.json()["retryable"]) == (503, True)
-    assert spent(world, "visits/ann") == "0.5" and len(world.ledger.reserved_releases()) == 1
+    assert world.spent("visits/ann") == "0.5" and len(world.ledger.reserved_releases()) == 1
     world.declare()
     with world.test_client("ann") as client:
         assert client.get(f"/v1/jobs/{job}", params={"wait": 20}).status_code == 200
-    assert spent(world, "visits/ann") == "0.5" and not world.ledger.reserved_releases()
+    assert world.spent("visits/ann") == "0.5" and not world.ledger.reserved_releases()
 
 
 @pytest.mark.parametrize(
@@ -433,10 +426,10 @@ def test_epsilon_per_day_is_a_quota_with_a_period(
     world.ledger.quota("visits/ann/daily", 1, 0, period="day", principal="owner")
     others = "SELECT count(*) AS n FROM visits"
     with world.test_client("ann") as client:
-        assert settle(client, "sql", query(epsilon="0.75")).status_code == 200
-        refused = client.post("/v1/sql", json=query(others, epsilon="0.75"))
+        assert settle(client, "sql", ask_sql(epsilon="0.75")).status_code == 200
+        refused = client.post("/v1/sql", json=ask_sql(others, epsilon="0.75"))
         assert (refused.status_code, refused.json()["error"]) == (429, "quota_exhausted")
-        assert spent(world, "visits/ann") == "0.75"
+        assert world.spent("visits/ann") == "0.75"
         set_clock(29)
-        assert settle(client, "sql", query(others, epsilon="0.75")).status_code == 200
-    assert spent(world, "visits/ann") == "1.5"
+        assert settle(client, "sql", ask_sql(others, epsilon="0.75")).status_code == 200
+    assert world.spent("visits/ann") == "1.5"

@@ -21,10 +21,6 @@ def client(world: ServiceWorld) -> Iterator[TestClient]:
         yield client
 
 
-def spent(world: ServiceWorld, name: str) -> str:
-    return str(world.ledger.remaining(f"visits/{name}").rows()[0]["epsilon_spent"])
-
-
 def ask(client: TestClient, *queries: Any, **changes: Any) -> Any:
     return settle(client, "sessions", {"session": SESSION | changes, "queries": list(queries)})
 
@@ -35,7 +31,7 @@ def test_a_session_is_paid_once_and_its_answers_stay(
     """Whole, with the first request; the same question is free, also from a service that starts again."""
     first = ask(client, AGES)
     assert first.status_code == 200, first.text
-    assert spent(world, "ann") == "0.5" and not first.json()["about"]["replayed"]
+    assert world.spent("visits/ann") == "0.5" and not first.json()["about"]["replayed"]
     more = ask(client, AGES, COSTS, {"by": "city", "key": "Oslo"}).json()
     assert more["session"] == first.json()["session"]
     assert more["answers"][0] == first.json()["answers"][0]
@@ -43,7 +39,7 @@ def test_a_session_is_paid_once_and_its_answers_stay(
     with world.test_client("ann") as later:
         again = ask(later, AGES, COSTS).json()
     assert again["answers"] == more["answers"][:2] and again["about"]["replayed"]
-    assert spent(world, "ann") == "0.5" and world.ledger.verify().ok
+    assert world.spent("visits/ann") == "0.5" and world.ledger.verify().ok
 
 
 def test_another_principal_has_a_session_of_its_own(
@@ -53,14 +49,14 @@ def test_another_principal_has_a_session_of_its_own(
     mine = ask(client, AGES).json()
     with world.test_client("bob") as bob:
         theirs = ask(bob, AGES).json()
-    assert theirs["session"] != mine["session"] and spent(world, "bob") == "0.5"
+    assert theirs["session"] != mine["session"] and world.spent("visits/bob") == "0.5"
 
 
 def test_a_plan_charges_nothing(client: TestClient, world: ServiceWorld) -> None:
-    before = spent(world, "ann")
+    before = world.spent("visits/ann")
     body = {"session": SESSION | {"name": "planned"}, "plan_only": True}
     (line,) = client.post("/v1/sessions", json=body).json()["plans"]
-    assert "asks scope visits/ann" in line and spent(world, "ann") == before
+    assert "asks scope visits/ann" in line and world.spent("visits/ann") == before
 
 
 @pytest.mark.parametrize(
@@ -87,11 +83,11 @@ def test_what_a_session_may_not_ask(
     said: str,
 ) -> None:
     """Refused at once, and nothing was charged."""
-    before = spent(world, "ann")
+    before = world.spent("visits/ann")
     body = {"session": SESSION | {"name": "refused"} | changes, "queries": queries}
     refused = client.post("/v1/sessions", json=body)
     assert refused.status_code == status and said in refused.json()["message"], refused.text
-    assert spent(world, "ann") == before
+    assert world.spent("visits/ann") == before
 
 
 def test_a_principal_without_the_door_asks_nothing(world: ServiceWorld) -> None:

@@ -12,6 +12,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import yaml
 
 from dpflow.core.accounting.composition import optimal_eps
 from dpflow.core.accounting.events import Approximate, DiscreteGaussian, DiscreteLaplace, Pure
@@ -248,15 +249,10 @@ def test_release_files_are_jobs(tiny: Tiny, registry: Registry) -> None:
     assert [f.name for f in release_files(tiny.folder)] == ["release.yml"]
     once = forecast_schedule([file_job(file, START, None)], registry, ledger).outlooks["visits"]
     assert (once.runs, once.runs_paid_before, once.refused) == (1, 0, None)
-    release(make_plan(parse_request(_content(file), tiny.folder), registry), ledger, registry)
+    request = parse_request(yaml.safe_load(file.read_text()), tiny.folder)
+    release(make_plan(request, registry), ledger, registry)
     often = forecast_schedule([file_job(file, START, DAY)], registry, ledger).outlooks["visits"]
     assert (often.runs, often.runs_paid_before, often.refused) == (2, 1, START + 2 * DAY)
-
-
-def _content(file: Any) -> dict[str, Any]:
-    import yaml
-
-    return dict(yaml.safe_load(file.read_text()))
 
 
 def test_a_scope_for_something_else_is_refused(tiny: Tiny, registry: Registry) -> None:

@@ -246,7 +246,9 @@ def test_a_copy_replaces_copies_only(
     Parquet file.
     """
     folder = scheme or str(tmp_path)
-    for content in (encode_rows(), b"", b"text"):
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"person": [1, 2], "age": [3, 4]}), stream)
+    for content in (stream.getvalue(), b"", b"text"):
         with fsspec.open(f"{folder}/{name}.parquet", "wb") as file:
             file.write(content)
         with pytest.raises(NotPublished, match="no copy of published results"):
@@ -257,12 +259,6 @@ def test_a_copy_replaces_copies_only(
     place = f"{folder}/none.parquet"
     assert copy_settled(world.ledger, [], place, "daily") == 0
     assert copy_settled(world.ledger, settled, place, "daily") == 2
-
-
-def encode_rows() -> bytes:
-    stream = io.BytesIO()
-    pyarrow.parquet.write_table(pyarrow.table({"person": [1, 2], "age": [3, 4]}), stream)
-    return stream.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -283,7 +279,9 @@ def test_no_copy_is_in_a_private_file_or_in_another_copy(
     terms = {"release": "daily", "scope": "visits/ann", "copies": copy_places}
     world = ServiceWorld(tmp_path, published={"daily": terms})
     pets = tmp_path / "pets_latest.parquet"
-    pets.write_bytes(encode_rows())
+    stream = io.BytesIO()
+    pyarrow.parquet.write_table(pyarrow.table({"person": [1, 2], "age": [3, 4]}), stream)
+    pets.write_bytes(stream.getvalue())
     listed = [
         ListedFile(str(pets), (0, 0, 0, 0)),
         ListedFile(str(tmp_path / "gone.parquet"), (0, 0, 0, 0)),

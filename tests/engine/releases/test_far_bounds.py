@@ -39,35 +39,6 @@ HIDDEN = (NO_VALUE, NO_RANK, ONLY_A_BOUND, NO_INFORMATION)
 SUMS = {"mean": {}, "variance": {}}
 
 
-def list_results(folder: Path, kind: str, low: int, high: int, mechanisms: dict[str, Any]) -> Any:
-    """By mechanism and number of rows, what was released: numbers, none, or the name of a refusal."""
-    results: dict[str, set[str]] = {}
-    for rows in (0, 1, 2, 3):
-        path = folder / f"{rows}.duckdb"
-        with duckdb_file(path) as connection:
-            connection.execute(f"CREATE TABLE t (u BIGINT, x {kind})")
-            for unit in range(rows):
-                value = (low, high, (low + high) // 2)[unit]
-                connection.execute(f"INSERT INTO t VALUES ({unit}, CAST('{value}' AS {kind}))")
-        declared = Table.model_validate(
-            {
-                "name": "t",
-                "database": path,
-                "privacy_unit": {"column": "u"},
-                "contribution_bounds": {"rows": 1},
-                "columns": {"x": {"lower": low, "upper": high}},
-            }
-        )
-        ledger = Ledger(folder / f"{rows}.sqlite", create=True)
-        ledger.grant(
-            "s", "1000", "0", table=declared, filter="basic", principal="o", confirm_large=True
-        )
-        for name, params in mechanisms.items():
-            outcome = release_once(name, declared, ledger, {"column": "x"} | params)
-            results.setdefault(name, set()).add(outcome)
-    return results
-
-
 def release_once(name: str, table: Table, ledger: Ledger, params: dict[str, Any]) -> str:
     """ "number", "none" or the name of a refusal; a number that is not shown for so few rows, as a mean or
     a quantile, is as good as one.
@@ -87,7 +58,30 @@ def test_rows_do_not_decide_whether_there_is_a_number(
     kind: str, low: int, high: int, tmp_path: Path
 ) -> None:
     """Of pure mechanisms, which always have one: also of a single row at each bound."""
-    results = list_results(tmp_path, kind, low, high, VALUES | SUMS)
+    results: dict[str, set[str]] = {}
+    for rows in (0, 1, 2, 3):
+        path = tmp_path / f"{rows}.duckdb"
+        with duckdb_file(path) as connection:
+            connection.execute(f"CREATE TABLE t (u BIGINT, x {kind})")
+            for unit in range(rows):
+                value = (low, high, (low + high) // 2)[unit]
+                connection.execute(f"INSERT INTO t VALUES ({unit}, CAST('{value}' AS {kind}))")
+        declared = Table.model_validate(
+            {
+                "name": "t",
+                "database": path,
+                "privacy_unit": {"column": "u"},
+                "contribution_bounds": {"rows": 1},
+                "columns": {"x": {"lower": low, "upper": high}},
+            }
+        )
+        ledger = Ledger(tmp_path / f"{rows}.sqlite", create=True)
+        ledger.grant(
+            "s", "1000", "0", table=declared, filter="basic", principal="o", confirm_large=True
+        )
+        for name, params in (VALUES | SUMS).items():
+            outcome = release_once(name, declared, ledger, {"column": "x"} | params)
+            results.setdefault(name, set()).add(outcome)
     for name, outcomes in results.items():
         # Sums are refused where one row may move them by 2^62, whatever the rows are.
         assert outcomes == {"number"} or (name in SUMS and outcomes == {"PlanRefused"}), results

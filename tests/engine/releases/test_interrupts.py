@@ -30,10 +30,6 @@ class Ended(BaseException):
     """What a handler of SIGTERM raises, as a scheduler's does."""
 
 
-def send_later(number: signal.Signals) -> None:
-    threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
-
-
 @pytest.fixture(autouse=True)
 def handlers(request: pytest.FixtureRequest) -> Any:
     """Raise on either signal. Polars, once imported, makes Ctrl-C restart system calls."""
@@ -69,7 +65,7 @@ ASKS: dict[str, Callable[[Any], Any]] = {
 def test_a_signal_ends_a_query(tiny: Tiny, number: signal.Signals, what: str) -> None:
     """What its handler raises comes out, and the connection can be used again."""
     with isolated_database.open_file(tiny.database, "visits") as connection:
-        send_later(number)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
         begun = time.monotonic()
         with pytest.raises(SIGNALS[number]):
             ASKS[what](connection)
@@ -99,7 +95,7 @@ def test_an_ended_release_goes_on(tiny: Tiny, number: signal.Signals) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(isolated_database.Connection, "fetch_arrays", fetch_slowly)
-        send_later(number)
+        threading.Timer(0.5, lambda: os.kill(os.getpid(), number)).start()
         with pytest.raises(SIGNALS[number]):
             release(wanted, ledger)
     receipt = release(wanted, ledger)

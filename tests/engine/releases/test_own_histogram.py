@@ -104,13 +104,20 @@ def _log_laplace(scale: float, distance: Any) -> Any:
     return np.log((1 - q) / (1 + q)) - np.abs(distance) / scale
 
 
-def _tiny_plan(folder: Path, neighbours: str) -> Any:
-    with duckdb_file(folder / "tiny.duckdb") as connection:
+@pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
+def test_histogram_and_numbers_together_cost_what_is_charged(
+    tmp_path: Path, neighbours: str
+) -> None:
+    """Exactly, over grids of both outputs: one unit in three groups, of which the noisy histogram keeps some;
+    its neighbour has none, or a unit in a
+    group that nobody listed. With noise for fewer groups than are kept the charge is false.
+    """
+    with duckdb_file(tmp_path / "tiny.duckdb") as connection:
         connection.execute("CREATE TABLE t AS SELECT 1 AS u, unnest(['a', 'b', 'c']) AS k")
     table = Table.model_validate(
         {
             "name": "t",
-            "database": folder / "tiny.duckdb",
+            "database": tmp_path / "tiny.duckdb",
             "privacy_unit": {"column": "u"},
             "neighbours": neighbours,
             "contribution_bounds": {"rows": 3},
@@ -124,18 +131,7 @@ def _tiny_plan(folder: Path, neighbours: str) -> Any:
         table=table,
         params={"by": "k", "epsilon": "2"},
     )
-    return own_histogram.apply_histogram(make_plan(request, REGISTRY), Fraction(1), (1, 2, 3))
-
-
-@pytest.mark.parametrize("neighbours", ["add-remove", "replace"])
-def test_histogram_and_numbers_together_cost_what_is_charged(
-    tmp_path: Path, neighbours: str
-) -> None:
-    """Exactly, over grids of both outputs: one unit in three groups, of which the noisy histogram keeps some;
-    its neighbour has none, or a unit in a
-    group that nobody listed. With noise for fewer groups than are kept the charge is false.
-    """
-    plan = _tiny_plan(tmp_path, neighbours)
+    plan = own_histogram.apply_histogram(make_plan(request, REGISTRY), Fraction(1), (1, 2, 3))
     assert plan.event.epsilon_delta() == (2, 0)
     sizes = SizeCounts((np.array([3]), np.array([1])), ((np.array([3]), np.array([1])),))
     # Units by groups, and listed groups of the unit that differs.
@@ -301,12 +297,9 @@ def test_where_it_is_not_taken(world: World, tmp_path: Path) -> None:
     assert counted.chosen is not None and counted.histogram is None
     # The profile counts the key and not an expression of it.
     by = "CASE WHEN cost > 5 THEN key ELSE key || '' END"
-    assert make_plan(replace_by(own, by), REGISTRY, own.ledger).histogram is None
-
-
-def replace_by(world: World, by: str) -> ReleaseRequest:
-    request = world.plan().request
-    return request.model_copy(update={"params": {**request.params, "by": by}})
+    request = own.plan().request
+    by_expression = request.model_copy(update={"params": {**request.params, "by": by}})
+    assert make_plan(by_expression, REGISTRY, own.ledger).histogram is None
 
 
 KILLED = """

@@ -82,11 +82,6 @@ def plan_examples(name: str, filters: tuple[Filter, ...]) -> Iterator[tuple[Plan
             yield plan, asked
 
 
-def means_total(asked: Any) -> bool:
-    """Whether its epsilon is that of the release: not of each prediction, nor that of a paper's own lemma."""
-    return not hasattr(asked, "predictions") and getattr(asked, "selection", "") != "literal"
-
-
 @pytest.mark.parametrize(
     "path",
     ["basic", *(pytest.param(one, marks=pytest.mark.slow) for one in PATHS if one != "basic")],
@@ -107,7 +102,11 @@ def test_stated_cost_is_what_the_filters_charge(name: str, path: str) -> None:
                 assert cost.delta == to_units_up(delta, DELTA_UNIT)
         exact, proved = plan.event.epsilon_delta(), plan.event.epsilon_at(delta)
         assert exact == (epsilon, delta) or (proved is not None and proved <= epsilon)
-        if means_total(asked) and asked.epsilon is not None:
+        # Not the epsilon of each prediction, nor that of a paper's own lemma.
+        is_total = (
+            not hasattr(asked, "predictions") and getattr(asked, "selection", "") != "literal"
+        )
+        if is_total and asked.epsilon is not None:
             assert epsilon <= asked.epsilon
             assert delta <= asked.delta
 

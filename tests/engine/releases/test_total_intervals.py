@@ -167,11 +167,12 @@ def name_key(values: Sequence[Any]) -> tuple[str, ...]:
     return tuple("" if pandas.isna(one) else str(one)[:10] for one in values)
 
 
-def count_computed(folder: Path, draws: int) -> dict[str, Any]:
-    """Of the total intervals of computed numbers those that hold the truth, with fresh profiles and noise: first where
-    much is cut, then where nothing is.
+@pytest.mark.parametrize("draws", [1, pytest.param(25, marks=pytest.mark.slow)])
+def test_computed_numbers_have_ones_that_hold(tmp_path: Path, draws: int) -> None:
+    """Sums of groups, shares, levels of ROLLUP, and what HAVING or LIMIT choose by noise. Noise intervals of what is cut
+    miss the truth.
     """
-    world = World(folder)
+    world = World(tmp_path)
     limits = {"rows": 24, "rows_per_group": {"day": {"month": 2}}, "groups": {"state": 1}}
     world.table = declare(world, **limits)
     exact = {}
@@ -191,15 +192,6 @@ def count_computed(folder: Path, draws: int) -> dict[str, Any]:
             truth = exact[text][name_key([one.value for one in key])]
             low, high = cell.total or (-math.inf, math.inf)
             counts += [low <= truth <= high, cell.low <= truth <= cell.high, True]
-    return held
-
-
-@pytest.mark.parametrize("draws", [1, pytest.param(25, marks=pytest.mark.slow)])
-def test_computed_numbers_have_ones_that_hold(tmp_path: Path, draws: int) -> None:
-    """Sums of groups, shares, levels of ROLLUP, and what HAVING or LIMIT choose by noise. Noise intervals of what is cut
-    miss the truth.
-    """
-    held = count_computed(tmp_path, draws)
     for name, (inside, _, cells) in held.items():
         # The exact test at 0.001 (Clopper, Pearson 1934).
         assert inside >= binom.ppf(0.001, cells, 0.95), name

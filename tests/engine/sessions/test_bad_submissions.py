@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
-from holdout_gates import MemoryRegistry
+from holdout_gates import MemoryRegistry, grant_people, open_session, write_predictions
 from smallworld import forbid_reads
 
-from dpflow import Session, plan
+from dpflow import Session
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.ledger import Ledger
-from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -26,6 +24,7 @@ ROWS = """
 CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, i % 2 AS sick, i % 2 AS a, i % 3 AS b
 FROM range(2000) t(i)
 """
+SAID = {"name": "a", "label": "sick"}
 COLUMNS = {
     "sick": {"lower": 0, "upper": 1},
     "a": {"lower": 0, "upper": 1},
@@ -35,14 +34,7 @@ COLUMNS = {
 
 
 def open_gate(tiny: Tiny, **params: Any) -> Session:
-    tiny.fill(ROWS)
-    path = tiny.declare(
-        protects="unit", contribution_bounds={"rows": 1}, columns=COLUMNS, block=None, holdout=True
-    )
-    declaration, ledger = load_table(path), Ledger(tiny.ledger)
-    ledger.grant(
-        "gate", 50, 0, filter="basic", table=declaration, principal="owner", confirm_large=True
-    )
+    grant_people(tiny, ROWS, COLUMNS)
     given = {
         "metric": "accuracy",
         "threshold": "0.02",
@@ -50,19 +42,7 @@ def open_gate(tiny: Tiny, **params: Any) -> Session:
         "failures": 2,
         "count_epsilon": "1",
     }
-    planned = plan("gate", path, name="gate", scope="gate", **given | params)
-    return Session.open(planned, ledger, Registry.load())
-
-
-def write_predictions(tiny: Tiny, prediction: str) -> dict[str, Any]:
-    path = tiny.folder / "said.duckdb"
-    path.unlink(missing_ok=True)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(
-            f"CREATE TABLE said AS SELECT 'r' || i AS visit, {prediction} AS prediction FROM range(2000) t(i)"
-        )
-    said = {"database": str(path), "table": "said", "id": "visit"}
-    return {"name": "a", "label": "sick", "predictions": said}
+    return open_session(tiny, "gate", **given | params)
 
 
 @pytest.mark.parametrize(
@@ -87,7 +67,7 @@ def test_numbers_that_are_none_or_outside(
 ) -> None:
     session, given = (
         open_gate(tiny, metric=metric, side="both"),
-        write_predictions(tiny, prediction),
+        SAID | {"predictions": write_predictions(tiny, prediction, rows=2000)},
     )
     found = {
         claim: judge(session, {**given, "claim": str(claim)})["verdict"]
@@ -146,7 +126,10 @@ def test_submissions_after_the_last_answer_cost_nothing(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Many more are exhausted without a row read or a row written, and stored ones stay free."""
-    session, given = open_gate(tiny, queries=3), write_predictions(tiny, "i % 2")
+    session, given = (
+        open_gate(tiny, queries=3),
+        SAID | {"predictions": write_predictions(tiny, "i % 2", rows=2000)},
+    )
     asked = [{**given, "claim": f"0.{n}"} for n in range(10, 100)]
     first = [judge(session, one) for one in asked[:3]]
     entries = len(list(Ledger(tiny.ledger).history()))
@@ -161,7 +144,10 @@ def test_what_is_left_is_told_by_the_last_answer(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A session of 10^5 answers is not read whole, and a withdrawn or renamed candidate asks nothing."""
-    session, given = open_gate(tiny, queries=50), write_predictions(tiny, "i % 2")
+    session, given = (
+        open_gate(tiny, queries=50),
+        SAID | {"predictions": write_predictions(tiny, "i % 2", rows=2000)},
+    )
     first = judge(session, {**given, "claim": "0.5"})
     for number in range(10, 15):
         judge(session, {**given, "claim": f"0.{number}"})
@@ -187,10 +173,10 @@ def test_what_is_left_is_told_by_the_last_answer(
 def test_a_withdrawn_champion_is_said_to_be_gone(tiny: Tiny, how: str) -> None:
     """Its predictions may be dropped: that is no error for whoever submits after it."""
     session, models = open_gate(tiny), MemoryRegistry()
-    first = write_predictions(tiny, "i % 2")
+    first = SAID | {"predictions": write_predictions(tiny, "i % 2", rows=2000)}
     assert judge(session, {**first, "claim": "0.5"}, models)["outcome"] == "promoted"
     withdrawn = Path(first["predictions"]["database"])
-    write_predictions(tiny, "CASE WHEN i < 1500 THEN i % 2 ELSE 0 END")
+    write_predictions(tiny, "CASE WHEN i < 1500 THEN i % 2 ELSE 0 END", rows=2000)
     kept = withdrawn.rename(withdrawn.with_name("other.duckdb"))
     if how == "table":
         with duckdb.connect(str(withdrawn)) as connection:

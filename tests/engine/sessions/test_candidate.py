@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import duckdb
 import numpy as np
 import pytest
-from holdout_gates import PARAMS
+from holdout_gates import PARAMS, write_predictions
 from made_once import make_registry
 from pydantic import ValidationError
 
@@ -55,39 +55,26 @@ def gate(tiny: Tiny) -> Session:
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 
-def predictions(
-    tiny: Tiny, expression: str, name: str = "said", rows: int = 4000
-) -> dict[str, str]:
-    """A prediction table; ``expression`` is over i."""
-    path = tiny.folder / f"{name}.duckdb"
-    path.unlink(missing_ok=True)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(
-            f"CREATE TABLE said AS SELECT 'r' || i AS visit, {expression} AS prediction, i / 4000 AS p FROM range({rows}) t(i)"
-        )
-    return {"database": str(path), "table": "said", "id": "visit"}
-
-
 def test_a_table_of_predictions_is_a_candidate(tiny: Tiny, gate: Session) -> None:
     """Right predictions pass, others do not; the digest covers what the table holds."""
     right = {
         "name": "right",
         "label": "sick",
-        "predictions": predictions(tiny, "i % 2"),
+        "predictions": write_predictions(tiny, "i % 2"),
         "claim": "0.9",
     }
     assert judge(gate, right)["verdict"] == "yes"
     wrong = {
         "name": "wrong",
         "label": "sick",
-        "predictions": predictions(tiny, "(i + i // 2) % 2", "w"),
+        "predictions": write_predictions(tiny, "(i + i // 2) % 2", "w"),
         "claim": "0.9",
     }
     assert judge(gate, wrong)["verdict"] == "no"
     short = {
         "name": "short",
         "label": "sick",
-        "predictions": predictions(tiny, "i % 2", "s", 1000),
+        "predictions": write_predictions(tiny, "i % 2", "s", 1000),
         "claim": "0.9",
     }
     assert judge(gate, short)["verdict"] == "no"  # rows without a prediction are wrong
@@ -97,7 +84,7 @@ def test_a_table_of_predictions_is_a_candidate(tiny: Tiny, gate: Session) -> Non
 
 def test_scores_are_looked_up_by_id(tiny: Tiny) -> None:
     table = read_predictions(
-        **{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}, score="p"
+        **{**write_predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}, score="p"
     )
     rows = {"visit": np.array(["r8", "r3", "none", None], dtype=object)}
     assert table.predict(rows).tolist()[:2] == [0, 1] and np.isnan(table.predict(rows)[2:]).all()
@@ -109,7 +96,7 @@ def test_one_rows_long_text_costs_nobody_memory(tiny: Tiny) -> None:
     NUL, it would be another id.
     """
     table = read_predictions(
-        **{**predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}
+        **{**write_predictions(tiny, "i % 2"), "database": tiny.folder / "said.duckdb"}
     )
     long = "r3999" + "x" * 10**6
     tracemalloc.start()
@@ -142,7 +129,9 @@ def test_tables_of_a_batch_are_read_by_one_duckdb(
 ) -> None:
     """To the same content as alone. Their files may be written in between, and no view leads out of them."""
     tiny.fill(ROWS)
-    places: list[dict[str, Any]] = [predictions(tiny, f"i % {n + 2}", f"said{n}") for n in range(3)]
+    places: list[dict[str, Any]] = [
+        write_predictions(tiny, f"i % {n + 2}", f"said{n}") for n in range(3)
+    ]
     files = [Path(place["database"]) for place in places]
     places = [place | {"database": file} for place, file in zip(places, files)]
     alone = [read_predictions(**place).digest for place in places]
@@ -190,7 +179,12 @@ def test_a_private_file_in_a_batch_is_refused_before_a_charge(
 ) -> None:
     """A view in another file of the batch could read it."""
     listed: list[dict[str, Any]] = [
-        {"name": n, "label": "sick", "predictions": predictions(tiny, "i % 2", n), "claim": "0.9"}
+        {
+            "name": n,
+            "label": "sick",
+            "predictions": write_predictions(tiny, "i % 2", n),
+            "claim": "0.9",
+        }
         for n in ("first", "second")
     ]
     file = Path(listed[1]["predictions"]["database"])
@@ -214,7 +208,7 @@ def test_a_private_file_in_a_batch_is_refused_before_a_charge(
     ],
 )
 def test_unusable_predictions_are_refused(tiny: Tiny, change: str, message: str) -> None:
-    place = predictions(tiny, "i % 2", rows=5)
+    place = write_predictions(tiny, "i % 2", rows=5)
     with duckdb.connect(place["database"]) as connection:
         connection.execute(change)
     with pytest.raises(InvalidInput, match=message):

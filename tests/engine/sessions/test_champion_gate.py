@@ -10,17 +10,16 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 import yaml
-from holdout_gates import MemoryRegistry
+from holdout_gates import MemoryRegistry, open_session
 from made_once import make_registry
 from typer.testing import CliRunner
 
-from dpflow import ModelGate, Session, plan
+from dpflow import ModelGate, Session
 from dpflow.cli import app
 from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.holdout_gate import Champion, judge, judge_all, review_champion
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
-from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
@@ -61,11 +60,6 @@ def table(tiny: Tiny) -> Path:
     return path
 
 
-def open_gate(tiny: Tiny, name: str = "gate", **params: Any) -> Session:
-    planned = plan("gate", tiny.folder / "visits.yml", name=name, scope="gate", **params)
-    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
-
-
 def about(column: str, **more: Any) -> dict[str, Any]:
     return {"name": column, "features": ["sick", column], **more}
 
@@ -74,7 +68,7 @@ def test_only_the_better_one_replaces_the_champion(tiny: Tiny, table: Path) -> N
     """The first becomes champion, a worse and an equal one do not, a better one does; a retry moves
     nothing, and only a yes is paid for.
     """
-    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    session, registry = open_session(tiny, "gate", **DUEL), MemoryRegistry()
     asked = [about("a"), about("c"), about("b"), about("a")]
     said = judge_all([lambda: session], asked, registry)
     assert [v["verdict"] for v in said] == ["yes", "no", "yes", "no"]
@@ -96,7 +90,7 @@ def test_another_better_by_is_no_second_challenge(tiny: Tiny, table: Path) -> No
     """The stored answer stands and spends nothing: a yes by more than .05 moves no alias that asks for
     more, and a no stays one.
     """
-    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    session, registry = open_session(tiny, "gate", **DUEL), MemoryRegistry()
     judge_all([lambda: session], [about("a"), about("c")], registry)
     left = session.remaining()["queries_left"]
     champion = registry.champion
@@ -119,7 +113,7 @@ def test_a_model_that_lost_is_no_new_challenger_under_another_claim(
     tiny: Tiny, table: Path
 ) -> None:
     """Each claim is a question, and the comparison is the one that it lost: no second draw."""
-    session, registry = open_gate(tiny, **PARAMS), MemoryRegistry()
+    session, registry = open_session(tiny, "gate", **PARAMS), MemoryRegistry()
     judge(session, about("a", claim="0.6"), registry)
     left = [session.remaining()["queries_left"]]
     for claim in ("0.2", "0.19", "0.18", "0.17"):
@@ -135,7 +129,7 @@ def test_a_review_is_no_answer_about_another_champion(tiny: Tiny, table: Path) -
     about the champion of now, and rolls nothing back.
     """
     tiny.fill(ROWS.format(a=6, b=9))
-    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    session, registry = open_session(tiny, "gate", **DUEL), MemoryRegistry()
     said = judge_all([lambda: session], [about("c"), about("a"), about("b")], registry)
     assert [verdict["outcome"] for verdict in said] == ["promoted"] * 3
     champion = registry.champion
@@ -149,7 +143,7 @@ def test_who_loses_the_race_to_be_first_is_compared(
     tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch, first: str, outcome: str
 ) -> None:
     """Of two that saw no champion both became the first, compared with nothing: 6 of 15 tries by two commands."""
-    file, session = tiny.folder / "champion.json", open_gate(tiny, **DUEL)
+    file, session = tiny.folder / "champion.json", open_session(tiny, "gate", **DUEL)
     found, looks = ChampionFile.find_champion, list[str]()
 
     def find_late(self: ChampionFile) -> Champion | None:
@@ -170,15 +164,15 @@ def test_who_loses_the_race_to_be_first_is_compared(
 def test_fresh_rows_roll_back(tiny: Tiny, table: Path) -> None:
     """A champion that its predecessor beats on fresh rows falls; one that stays better stays."""
     registry = MemoryRegistry()
-    judge_all([lambda: open_gate(tiny, **DUEL | {"queries": 2, "failures": 1})], [about("a"), about("b")], registry)  # fmt: skip
+    judge_all([lambda: open_session(tiny, "gate", **DUEL | {"queries": 2, "failures": 1})], [about("a"), about("b")], registry)  # fmt: skip
     champion = registry.champion
     stays = review_champion(
-        open_gate(tiny, "second", **DUEL | {"queries": 1, "failures": 1}), registry
+        open_session(tiny, "gate", name="second", **DUEL | {"queries": 1, "failures": 1}), registry
     )
     assert (stays["verdict"], stays["rolled_back"], registry.champion) == ("yes", None, champion)
     tiny.fill(ROWS.format(a=8, b=5))
     falls = review_champion(
-        open_gate(tiny, "third", **DUEL | {"queries": 1, "failures": 1}), registry
+        open_session(tiny, "gate", name="third", **DUEL | {"queries": 1, "failures": 1}), registry
     )
     assert (falls["verdict"], falls["rolled_back"]) == ("no", "1")
     assert registry.champion is not None and registry.champion.version == "1"
@@ -189,7 +183,7 @@ def test_a_champion_with_an_edited_tag_is_not_where_it_was(
     tiny: Tiny, table: Path, tag: str
 ) -> None:
     """Whoever may tag in the registry neither promotes by it nor stops the gate."""
-    session, registry = open_gate(tiny, **DUEL), MemoryRegistry()
+    session, registry = open_session(tiny, "gate", **DUEL), MemoryRegistry()
     registry.champion = Champion("1", "0" * 64, tag)
     said = judge(session, about("b"), registry)
     assert (said["outcome"], registry.records) == ("no", [])
@@ -199,7 +193,7 @@ def test_a_champion_with_an_edited_tag_is_not_where_it_was(
 def test_a_version_after_one_that_was_taken_out_gets_a_number_of_its_own(
     tiny: Tiny, table: Path
 ) -> None:
-    session, file = open_gate(tiny, **DUEL), tiny.folder / "champion.json"
+    session, file = open_session(tiny, "gate", **DUEL), tiny.folder / "champion.json"
     judge_all([lambda: session], [about("c"), about("a")], ChampionFile(file))
     content = json.loads(file.read_text())
     del content["versions"]["1"], content["versions"]["2"]["replaced"]
@@ -215,7 +209,7 @@ def test_a_champion_whose_file_is_gone_is_not_replaced_by_the_next(
     """Of c the session says that it is not better; without the file it became the first, as did one of which
     nothing was asked yet. The file brings all back.
     """
-    session, file = open_gate(tiny, **params), tiny.folder / "champion.json"
+    session, file = open_session(tiny, "gate", **params), tiny.folder / "champion.json"
     claims = {} if params is DUEL else {"claim": "0.1"}
     asked = [about("a", **claims), about("c", **claims)]
     judge_all([lambda: session], asked, ChampionFile(file))
@@ -237,7 +231,7 @@ def test_a_champion_whose_file_goes_while_it_is_challenged(
     tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The yes is paid: it was said that another champion was promoted meanwhile, which was not so."""
-    session, file = open_gate(tiny, **DUEL), tiny.folder / "champion.json"
+    session, file = open_session(tiny, "gate", **DUEL), tiny.folder / "champion.json"
     judge(session, about("a"), ChampionFile(file))
     kept, challenge = file.read_text(), Session.challenge
 
@@ -262,13 +256,13 @@ def test_a_champion_whose_file_goes_while_it_is_challenged(
 
 def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) -> None:
     registry, once = MemoryRegistry(), PARAMS | {"queries": 3, "failures": 2}
-    session = open_gate(tiny, **once)
+    session = open_session(tiny, "gate", **once)
     said = judge_all(
         [lambda: session], [about("a", claim="0.6"), about("b", claim="0.8")], registry
     )
     assert [v["outcome"] == "promoted" for v in said] == [True, True]
     tiny.fill(ROWS.format(a=8, b=5))
-    fresh = open_gate(tiny, "fresh", **PARAMS)
+    fresh = open_session(tiny, "gate", name="fresh", **PARAMS)
     assert review_champion(fresh, registry)["rolled_back"] == "1"
     with pytest.raises(InvalidInput, match="no champion that can be scored"):
         review_champion(fresh, MemoryRegistry())
@@ -307,7 +301,7 @@ def test_a_registered_version_hears_its_verdict(
     made = _registered(tiny, uri)
     given = PARAMS | {"metric": "accuracy", "epsilon": "40", "count_epsilon": "1"}
     shared = {"label": "sick", "features": ["a"], "tracking_uri": uri}
-    session = open_gate(tiny, **given)
+    session = open_session(tiny, "gate", **given)
     gate = ModelGate(session, defaults=shared)
     verdict = gate.submit("models:/late/1", 0.6)
     assert verdict["verdict"] == "yes" and gate.submit("models:/late/1", 0.6) == verdict

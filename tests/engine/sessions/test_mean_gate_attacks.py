@@ -7,14 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from holdout_gates import grant_people, open_session
 
-from dpflow import Session, plan
+from dpflow import Session
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_candidate
 from dpflow.engine.sessions.holdout_gate import judge
 from dpflow.errors import InvalidInput
-from dpflow.ledger import Ledger
-from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from smallworld import Tiny
@@ -33,21 +31,9 @@ COLUMNS = {
 
 
 def open_gate(tiny: Tiny, table: dict[str, Any], mechanism: str = "gate", **params: Any) -> Session:
-    tiny.fill(ROWS)
-    fixed = {
-        "protects": "unit",
-        "contribution_bounds": {"rows": 1},
-        "columns": COLUMNS,
-        "block": None,
-    }
-    path = tiny.declare(**fixed | {"holdout": True} | table)
-    declaration, ledger = load_table(path), Ledger(tiny.ledger)
-    ledger.grant(
-        "gate", 50, 0, filter="basic", table=declaration, principal="owner", confirm_large=True
-    )
+    grant_people(tiny, ROWS, COLUMNS, **table)
     given = {"failures": 2, "metric": "column_agreement"} | params
-    planned = plan(mechanism, path, name="gate", scope="gate", **given)
-    return Session.open(planned, ledger, Registry.load())
+    return open_session(tiny, mechanism, **given)
 
 
 def make_candidate(session: Session, column: str) -> Candidate:

@@ -7,18 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import mlflow
 import pytest
+from holdout_gates import grant_people, open_session
 from made_once import make_registry
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
 
-from dpflow import ModelGate, Session, plan
+from dpflow import ModelGate, Session
 from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.mlflow_models import find_file
 from dpflow.engine.sessions.model_promotion import TAGS, Promoter
 from dpflow.errors import InvalidInput, NotPublished
-from dpflow.ledger import Ledger
-from dpflow.registry import Registry
-from dpflow.tables.access.declarations import load_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,19 +50,10 @@ def log(model: Any, **options: Any) -> Any:
 
 
 def open_gate(tiny: Tiny) -> Session:
-    tiny.fill(ROWS)
     bit = {"lower": 0, "upper": 1}
-    path = tiny.declare(
-        protects="unit", contribution_bounds={"rows": 1}, columns={"sick": bit, "a": bit},
-        block=None, holdout=True,
-    )  # fmt: skip
-    declared, ledger = load_table(path), Ledger(tiny.ledger)
-    ledger.grant(
-        "gate", 40, 0, filter="basic", table=declared, principal="owner", confirm_large=True
-    )
-    params = {"metric": "accuracy", "threshold": "0.05", "epsilon": "40", "queries": 20, "failures": 4}  # fmt: skip
-    planned = plan("gate", path, name="gate", scope="gate", **params)
-    return Session.open(planned, ledger, Registry.load())
+    grant_people(tiny, ROWS, {"sick": bit, "a": bit})
+    params = {"threshold": "0.05", "epsilon": "40", "queries": 20, "failures": 4}
+    return open_session(tiny, "gate", metric="accuracy", **params)
 
 
 @pytest.mark.parametrize(

@@ -45,10 +45,6 @@ ROWS = RNG.normal(size=(200, 5))
 LABEL = (ROWS[:, 0] > 0) * 1.0
 
 
-def _fit(model: Any) -> Any:
-    return model.fit(ROWS, LABEL)
-
-
 def _load(model: Any, folder: Path) -> Any:
     import skops.io
 
@@ -96,7 +92,7 @@ def _stack(method: str) -> Any:
     """A stack whose second member is fitted to whatever rows are predicted, and is its first one, too."""
     scaler = StandardScaler().fit(ROWS)
     stack = StackingRegressor([("a", LinearRegression())], final_estimator=LinearRegression())
-    _set(_fit(stack), estimators_=[scaler, scaler], stack_method_=["transform", method])
+    _set(stack.fit(ROWS, LABEL), estimators_=[scaler, scaler], stack_method_=["transform", method])
     # Fitting leaves a type behind that no file may hold.
     del stack.named_estimators_
     stack.final_estimator_ = LinearRegression().fit(np.hstack([ROWS, ROWS]), ROWS[:, 0])
@@ -112,36 +108,43 @@ def _mix_classes() -> Any:
 
 TREE = DecisionTreeClassifier(max_depth=1)
 ODD = {
-    "another row's feature": lambda: _edit_tree(_fit(TREE), feature=15),
-    "a feature before the row": lambda: _edit_tree(_fit(TREE), feature=-5),
-    "a place behind the tree": lambda: _edit_tree(_fit(TREE), left_child=1000),
-    "a way without an end": lambda: _edit_tree(_fit(TREE), right_child=0),
-    "more features": lambda: _edit_tree(_fit(TREE), n_features=6),
-    "features that are no number": lambda: _set(_fit(TREE), n_features_in_=np.arange(5)),
-    "a tree of a forest": lambda: _edit_forest(_fit(RandomForestClassifier(2))),
-    "another model as tree": lambda: _set(_fit(TREE), tree_=_fit(LinearRegression())),
+    "another row's feature": lambda: _edit_tree(TREE.fit(ROWS, LABEL), feature=15),
+    "a feature before the row": lambda: _edit_tree(TREE.fit(ROWS, LABEL), feature=-5),
+    "a place behind the tree": lambda: _edit_tree(TREE.fit(ROWS, LABEL), left_child=1000),
+    "a way without an end": lambda: _edit_tree(TREE.fit(ROWS, LABEL), right_child=0),
+    "more features": lambda: _edit_tree(TREE.fit(ROWS, LABEL), n_features=6),
+    "features that are no number": lambda: _set(TREE.fit(ROWS, LABEL), n_features_in_=np.arange(5)),
+    "a tree of a forest": lambda: _edit_forest(RandomForestClassifier(2).fit(ROWS, LABEL)),
+    "another model as tree": lambda: _set(
+        TREE.fit(ROWS, LABEL), tree_=LinearRegression().fit(ROWS, LABEL)
+    ),
     "another model in a forest": lambda: _set(
-        _fit(RandomForestClassifier(2)), estimators_=[_fit(LinearRegression())]
+        RandomForestClassifier(2).fit(ROWS, LABEL),
+        estimators_=[LinearRegression().fit(ROWS, LABEL)],
     ),
     "a tree somewhere else": lambda: _set(
-        _fit(LogisticRegression()), coef_=_fit(DecisionTreeClassifier()).tree_
+        LogisticRegression().fit(ROWS, LABEL), coef_=DecisionTreeClassifier().fit(ROWS, LABEL).tree_
     ),
-    "a function as method": lambda: _set(_fit(LogisticRegression()), decision_function=np.negative),
-    "a model as method": lambda: _set(_fit(LogisticRegression()), predict=_fit(TREE)),
+    "a function as method": lambda: _set(
+        LogisticRegression().fit(ROWS, LABEL), decision_function=np.negative
+    ),
+    "a model as method": lambda: _set(
+        LogisticRegression().fit(ROWS, LABEL), predict=TREE.fit(ROWS, LABEL)
+    ),
     "a function": lambda: make_pipeline(
         StandardScaler(), _set(LogisticRegression(), x=[np.exp])
     ).fit(ROWS, LABEL),
-    "a forest of distances": lambda: _fit(IsolationForest(n_estimators=2)),
+    "a forest of distances": lambda: IsolationForest(n_estimators=2).fit(ROWS, LABEL),
     "columns that nothing computes": lambda: _widen(_n_out_full=500, n_output_features_=500),
     "another degree": lambda: _widen(_max_degree=1),
     "no number of columns": lambda: _widen(_n_out_full=[21, 22]),
     "a method by its name": lambda: _stack("fit_transform"),
-    "places of ones": lambda: _fit(OneHotEncoder()),
-    "places of bins": lambda: _fit(KBinsDiscretizer(2)),
-    "places of leaves": lambda: _fit(RandomTreesEmbedding(2)),
+    "places of ones": lambda: OneHotEncoder().fit(ROWS, LABEL),
+    "places of bins": lambda: KBinsDiscretizer(2).fit(ROWS, LABEL),
+    "places of leaves": lambda: RandomTreesEmbedding(2).fit(ROWS, LABEL),
     "places of labels": lambda: MultiLabelBinarizer().fit(ROWS),
     "labels in no order": _mix_classes,
-    "means of labels": lambda: _fit(TargetEncoder()),
+    "means of labels": lambda: TargetEncoder().fit(ROWS, LABEL),
 }
 
 
@@ -155,7 +158,7 @@ def test_a_model_that_nothing_fitted_is_refused(make: Any, tmp_path: Path) -> No
 
 def test_a_tree_reads_other_rows_unless_it_is_checked() -> None:
     """The control: feature 15 of five is the first feature of the third row from here."""
-    tree = _edit_tree(_fit(DecisionTreeClassifier(max_depth=1)), feature=15).tree_
+    tree = _edit_tree(DecisionTreeClassifier(max_depth=1).fit(ROWS, LABEL), feature=15).tree_
     rows = np.full((8, 5), -1.0, dtype=np.float32)
     before = tree.apply(rows[:5])
     rows[3] = 5
@@ -200,5 +203,5 @@ def test_a_stack_keeps_rows_unless_it_is_refused() -> None:
     make_pipeline(KBinsDiscretizer(2, encode="ordinal"), LogisticRegression()),
 ], ids=str)  # fmt: skip
 def test_a_fitted_model_is_a_candidate(model: Any, tmp_path: Path) -> None:
-    assert find_odd_part(_fit(model)) is None
+    assert find_odd_part(model.fit(ROWS, LABEL)) is None
     assert _load(model, tmp_path).predict is not None

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from holdout_gates import open_gate
 
 from dpflow import Session, fault_points, plan, release
 from dpflow.core.accounting.events import Approximate, Pure
@@ -57,18 +58,11 @@ def ledger(tiny: Tiny) -> Ledger:
     return made
 
 
-def opened(tiny: Tiny, ledger: Ledger, name: str = "gate", **params: Any) -> Session:
-    planned = plan(
-        "reusable_holdout", tiny.folder / "visits.yml", name=name, scope="gate", **(PARAMS | params)
-    )
-    return Session.open(planned, ledger, Registry.load())
-
-
 def test_a_release_inside_is_paid_by_the_gate(tiny: Tiny, ledger: Ledger) -> None:
     """The scope pays for the session alone; the reserve pays until it is used up; the same release
     again is free.
     """
-    session = opened(tiny, ledger, **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS, **RESERVE)
     assert ledger.remaining("gate").rows()[0]["epsilon_left"] == "0"
     first = session.ask(count())
     assert first["verdict"] == "released" and abs(first["result"]["rows"][0][2] - 4000) < 60
@@ -85,7 +79,10 @@ def test_a_release_inside_is_paid_by_the_gate(tiny: Tiny, ledger: Ledger) -> Non
         session.ask(count(revision=2))
     assert ledger.session(session.id) == state
     assert (
-        opened(tiny, ledger, **RESERVE).ask(count("0.2", revision=2))["reserve_epsilon_left"] == "0"
+        open_gate(tiny, ledger, **PARAMS, **RESERVE).ask(count("0.2", revision=2))[
+            "reserve_epsilon_left"
+        ]
+        == "0"
     )
     assert session.remaining() == {
         "state": "open", "answered": 4, "queries_left": 19, "failures_left": 2, "reserve_epsilon_left": "0",
@@ -107,7 +104,7 @@ def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
     """No reserve, a session, a mechanism without an exact price, a wrong one: refused before
     anything is read or stored.
     """
-    bare = opened(tiny, ledger, "bare")
+    bare = open_gate(tiny, ledger, name="bare", **PARAMS)
     with pytest.raises(PlanRefused, match="keeps nothing for other releases"):
         bare.ask(count())
     ledger.resolve(bare.id, reason="test", principal="owner")
@@ -119,7 +116,7 @@ def test_what_has_no_place_inside(tiny: Tiny, ledger: Ledger) -> None:
         principal="owner",
         table=load_table(tiny.folder / "visits.yml"),
     )
-    session = opened(tiny, ledger, **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS, **RESERVE)
     state = ledger.session(session.id)
     for wrong, error, message in (
         (count(mechanism="above_threshold"), PlanRefused, "no single release"),
@@ -156,7 +153,7 @@ def test_a_crash_inside_is_charged_once(
     """After the draw and before the answer is stored nothing is spent and nothing was seen; the
     next try draws afresh.
     """
-    session = opened(tiny, ledger, **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS, **RESERVE)
     with monkeypatch.context() as patched:
         patched.setattr("dpflow.fault_points.armed", "draw.after:fail")
         with pytest.raises(fault_points.FaultInjected):
@@ -173,7 +170,7 @@ def test_a_failed_release_is_none_and_paid(
     """
     from dpflow.mechanisms.count import Count
 
-    session = opened(tiny, ledger, **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS, **RESERVE)
     with monkeypatch.context() as patched:
         patched.setattr(Count, "draw", lambda *a: 1 / 0)
         failed = session.ask(count())
@@ -190,7 +187,7 @@ def test_verdicts_after_it_prove_nothing(
     from dpflow.mechanisms import reusable_holdout
 
     monkeypatch.setattr(reusable_holdout, "is_proven", lambda *a: True)
-    session = opened(tiny, ledger, count_epsilon="1", **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS | RESERVE, count_epsilon="1")
     before = judge(session, HONEST)
     session.ask(count())
     after = judge(session, HONEST | {"claim": "17"})
@@ -225,7 +222,7 @@ def test_the_reserve_is_part_of_the_gates_price(tiny: Tiny, ledger: Ledger) -> N
 def test_a_release_inside_is_checked_as_any(tiny: Tiny, ledger: Ledger) -> None:
     """Bounds without a step for a column of fractions are refused, and the reserve stays."""
     tiny.fill(ROWS.replace("i % 2 AS sick", "0.5::DOUBLE AS sick"))
-    session = opened(tiny, ledger, **RESERVE)
+    session = open_gate(tiny, ledger, **PARAMS, **RESERVE)
     params = {"epsilon": "0.4", "column": "sick"}
     with pytest.raises(PlanRefused, match="declare step"):
         session.ask(count(mechanism="sum", params=params))

@@ -56,17 +56,14 @@ def list_faults(table: Table, turn: int) -> Iterator[tuple[str, str]]:
     listed = [table.privacy_unit.column, table.block, *table.columns]
     for number, name in enumerate(dict.fromkeys(name for name in listed if name is not None)):
         # A text that is no key may be of any type.
-        is_missing = (number + turn) % 2 == 0 or is_free(table, name)
+        column = table.columns.get(name, Column())
+        used = name in (table.privacy_unit.column, table.block)
+        is_missing = (number + turn) % 2 == 0 or (
+            not used and column.lower is None and column.public_keys is None
+        )
         yield "missing" if is_missing else "type", name
     # Last: a gate that is open closes its data to others.
     yield "nothing", ""
-
-
-def is_free(table: Table, name: str) -> bool:
-    """Whether the declaration says nothing about a column's values."""
-    column = table.columns.get(name, Column())
-    used = name in (table.privacy_unit.column, table.block)
-    return not used and column.lower is None and column.public_keys is None
 
 
 def write_source(table: Table, fault: str, of: str) -> None:

@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import duckdb
 import numpy as np
 import pytest
-from holdout_gates import PARAMS
+from holdout_gates import PARAMS, write_predictions
 from smallworld import forbid_reads
 
 from dpflow import Session, plan
@@ -142,17 +141,6 @@ def test_answering_sessions_take_expressions(opened: Any) -> None:
     )  # all 400 groups agree: beyond 0.2 with probability below e^-45
 
 
-def predictions(tiny: Tiny, expression: str, rows: int = 4000) -> dict[str, str]:
-    """A prediction table; ``expression`` is over i."""
-    path = tiny.folder / "said.duckdb"
-    path.unlink(missing_ok=True)
-    with duckdb.connect(str(path)) as connection:
-        connection.execute(
-            f"CREATE TABLE said AS SELECT 'r' || i AS visit, {expression} AS prediction FROM range({rows}) t(i)"
-        )
-    return {"database": str(path), "table": "said", "id": "visit"}
-
-
 def values(session: Session, text: str, candidate: Candidate | None = None) -> np.ndarray[Any, Any]:
     """What the session's estimator in SQL gives on each group."""
     own = {"sql": text, "range": [-1000, 1000], "default": EMPTY}
@@ -172,7 +160,7 @@ def test_predictions_are_columns_of_the_expression(tiny: Tiny, opened: Any) -> N
         "name": "c",
         "claim": 0,
         "estimator": LOSS,
-        "predictions": predictions(tiny, "0.1 + 0.8 * (i % 2)"),
+        "predictions": write_predictions(tiny, "0.1 + 0.8 * (i % 2)"),
     }
     candidate = load_candidate(Submission.model_validate(given))
     for text in (
@@ -210,7 +198,7 @@ def test_a_candidate_brings_its_columns_to_any_question(tiny: Tiny, opened: Any)
         "name": "c",
         "label": "sick",
         "claim": "0.9",
-        "predictions": predictions(tiny, "i % 2"),
+        "predictions": write_predictions(tiny, "i % 2"),
     }
     candidate = load_candidate(Submission.model_validate(given | {"estimator": SAME}))
     said = gate.ask(SAME, candidate, claim="0.9")
@@ -245,7 +233,7 @@ def test_predictions_without_the_package_they_need_cost_no_answer(
         "name": "c",
         "label": "sick",
         "claim": "0.9",
-        "predictions": predictions(tiny, "i % 2"),
+        "predictions": write_predictions(tiny, "i % 2"),
         "estimator": SAME,
     }
     with monkeypatch.context() as without:
@@ -261,7 +249,7 @@ def test_rows_without_a_prediction_have_none(tiny: Tiny, opened: Any) -> None:
         "name": "c",
         "claim": 0,
         "estimator": LOSS,
-        "predictions": predictions(tiny, "i % 2", 1000),
+        "predictions": write_predictions(tiny, "i % 2", rows=1000),
     }
     candidate = load_candidate(Submission.model_validate(given))
     gate = opened()
@@ -282,7 +270,7 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
         "name": "c",
         "claim": 0,
         "estimator": LOSS,
-        "predictions": predictions(tiny, "i % 2"),
+        "predictions": write_predictions(tiny, "i % 2"),
     }
     sound = load_candidate(Submission.model_validate(given))
 
@@ -331,7 +319,7 @@ def test_a_prediction_needs_somebody_who_predicts(tiny: Tiny, opened: Any) -> No
     gate = opened()
     with pytest.raises(PlanRefused, match="reads candidate.prediction, and no candidate says that"):
         gate.ask(LOSS | {"sql": "avg(least(greatest(candidate.prediction, 0), 1))"}, claim="0.5")
-    given = {"name": "c", "claim": 0, "predictions": predictions(tiny, "i % 2")}
+    given = {"name": "c", "claim": 0, "predictions": write_predictions(tiny, "i % 2")}
     for text, message in (
         ("max(candidate.prediction - candidate.rival)", "give the candidate a rival"),
         ("avg(candidate.score)", "bounds are not known"),

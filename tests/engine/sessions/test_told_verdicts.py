@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from holdout_gates import HONEST, PARAMS, grant_holdout, open_gate, wrong
+from ledger_verbs import list_verdicts
 
 from dpflow import Session, fault_points
 from dpflow.engine.sessions.holdout_gate import judge, judge_all
@@ -23,18 +24,13 @@ def ledger(tiny: Tiny) -> Ledger:
     return grant_holdout(tiny)
 
 
-def told(ledger: Ledger) -> list[dict[str, Any]]:
-    """Bodies of the entries that tell verdicts, in their order."""
-    return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
-
-
 def test_a_gate_tells_each_verdict_once(tiny: Tiny, ledger: Ledger) -> None:
     """The word and the failures left, as the answer has them; a repeated question tells nothing more."""
     session = open_gate(tiny, ledger)
     for submission in (HONEST, wrong(0), HONEST, wrong(0)):
         judge(session, submission)
     answers = [record.answer for record in ledger.answers(session.id)]
-    assert told(ledger) == [
+    assert list_verdicts(ledger) == [
         {"version": n, "verdict": answer["verdict"], "failures_left": answer["failures_left"]}
         for n, answer in enumerate(answers, 1)
     ]
@@ -50,10 +46,10 @@ def test_a_gate_that_died_before_it_told_tells_when_asked_again(
     with pytest.raises(fault_points.FaultInjected):
         judge(session, wrong(0))
     (stored,) = ledger.answers(session.id)
-    assert told(ledger) == []
+    assert list_verdicts(ledger) == []
     monkeypatch.setattr(fault_points, "armed", "")
     assert judge(open_gate(tiny, ledger), wrong(0))["verdict"] == stored.answer["verdict"]
-    assert [body["verdict"] for body in told(ledger)] == [stored.answer["verdict"]]
+    assert [body["verdict"] for body in list_verdicts(ledger)] == [stored.answer["verdict"]]
     assert len(ledger.answers(session.id)) == 1 and ledger.verify().ok
 
 
@@ -64,7 +60,7 @@ def test_a_batch_tells_each_verdict_behind_the_next_answer(tiny: Tiny, ledger: L
     for _ in range(2):
         judge_all([lambda: session], batch)
     answers = [record.answer for record in ledger.answers(session.id)]
-    assert told(ledger) == [
+    assert list_verdicts(ledger) == [
         {"version": n, "verdict": answer["verdict"], "failures_left": answer["failures_left"]}
         for n, answer in enumerate(answers, 1)
     ]
@@ -117,7 +113,7 @@ def test_a_session_that_is_named_twice_tells_all(tiny: Tiny, ledger: Ledger) -> 
     session = open_gate(tiny, ledger, **PARAMS | {"failures": 1})
     judge_all([lambda: session] * 2, [HONEST, *map(wrong, range(4))])
     stored = [record.answer["verdict"] for record in ledger.answers(session.id)]
-    assert [body["verdict"] for body in told(ledger)] == stored and len(stored) > 1
+    assert [body["verdict"] for body in list_verdicts(ledger)] == stored and len(stored) > 1
     # Nothing waits outside.
     assert session._batch.untold is None and ledger.verify().ok
 
@@ -132,7 +128,7 @@ def test_a_batch_that_ends_early_tells_what_waits(
 
     def fail_second(session: Session, submission: Any, promoter: Any) -> dict[str, Any]:
         if submission != HONEST:
-            assert told(ledger) == []
+            assert list_verdicts(ledger) == []
             raise error
         return judge(session, submission, promoter)
 
@@ -143,12 +139,12 @@ def test_a_batch_that_ends_early_tells_what_waits(
         if not within_reach:
             patch.setattr(Ledger, "tell_verdict", fail_telling)
         judge_all([lambda: session], [HONEST, wrong(0)], judge_one=fail_second)
-    assert len(told(ledger)) == within_reach
+    assert len(list_verdicts(ledger)) == within_reach
     judge_all([lambda: session], [HONEST])
-    assert len(told(ledger)) == 1 and ledger.verify().ok
+    assert len(list_verdicts(ledger)) == 1 and ledger.verify().ok
     # Outside a batch nothing waits.
     judge(session, wrong(0))
-    assert len(told(ledger)) == 2
+    assert len(list_verdicts(ledger)) == 2
 
 
 def test_a_verdict_that_becomes_a_tag_is_told_before(tiny: Tiny, ledger: Ledger) -> None:
@@ -157,7 +153,7 @@ def test_a_verdict_that_becomes_a_tag_is_told_before(tiny: Tiny, ledger: Ledger)
 
     def look(session: Session, submission: Any, promoter: Any) -> dict[str, Any]:
         verdict = judge(session, HONEST, promoter)
-        assert len(told(ledger)) == 1
+        assert len(list_verdicts(ledger)) == 1
         return verdict
 
     judge_all([lambda: session], [{**HONEST, "model": "models:/m/1"}], judge_one=look)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import numpy as np
 import pytest
+from holdout_gates import open_session
 
-from dpflow import Session, plan
 from dpflow.core.contract.estimators import Estimator, Subject
 from dpflow.engine.sessions import unit_scores
 from dpflow.engine.sessions.candidate import Submission, load_candidate
@@ -40,6 +40,7 @@ COLUMNS = {
     "age": {"lower": 0, "upper": 100},
     "visit": {},
 }
+GATE = {"epsilon": "50", "count_epsilon": "1", "threshold": "0.02", "failures": 2}
 
 
 @pytest.fixture
@@ -58,19 +59,6 @@ def table(tiny: Tiny) -> Path:
         confirm_large=True,
     )
     return path
-
-
-def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
-    given = {"epsilon": "50", "count_epsilon": "1", "threshold": "0.02", "failures": 2} | params
-    planned = plan(
-        "gate",
-        tiny.folder / "visits.yml",
-        name="gate",
-        scope="gate",
-        metric=metric,
-        **given,
-    )
-    return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 
 def predictions(tiny: Tiny, expression: str) -> dict[str, str]:
@@ -105,7 +93,7 @@ def test_a_claim_is_about_the_mean_of_people(
     """Ten people have 300 of 2,290 rows, and count as ten; a claim far beyond the mean fails, one at
     it passes with an interval that holds it.
     """
-    session = open_gate(tiny, metric)
+    session = open_session(tiny, "gate", **GATE, metric=metric)
     if "predictions" in submission:
         submission = submission | {"predictions": predictions(tiny, submission["predictions"])}
     better = -1 if isinstance(metric, dict) and "sql" in str(metric) else 1
@@ -120,7 +108,9 @@ def test_a_claim_is_about_the_mean_of_people(
 
 def test_people_without_a_value_are_left_out_and_nothing_is_proven(tiny: Tiny, table: Path) -> None:
     """Of the others the mean is 3/8, and says nothing of all."""
-    session = open_gate(tiny, {"estimator": "column_mean", "better": "higher"}, count_epsilon="1")
+    session = open_session(
+        tiny, "gate", **GATE, metric={"estimator": "column_mean", "better": "higher"}
+    )
     passed = judge(session, {"name": "a", "claim": "0.375", "features": ["loss"]})
     failed = judge(session, {"name": "b", "claim": "0.45", "features": ["loss"]})
     assert (passed["verdict"], failed["verdict"]) == ("yes", "no")
@@ -133,7 +123,7 @@ def test_people_without_a_value_are_left_out_and_nothing_is_proven(tiny: Tiny, t
 )
 def test_other_metrics_are_refused(tiny: Tiny, table: Path, metric: str, why: str) -> None:
     """Before a row is read: the mean of people's areas under a curve is no area."""
-    session = open_gate(tiny, metric)
+    session = open_session(tiny, "gate", **GATE, metric=metric)
     said = {"label": "sick", "predictions": predictions(tiny, "guess")}
     with pytest.raises(PlanRefused, match=why):
         judge(session, {"name": "a", "claim": "0.5", **said})
@@ -196,7 +186,7 @@ def test_texts_are_values(tiny: Tiny, table: Path) -> None:
         connection.execute("UPDATE visits SET guess = sick")
         connection.execute("UPDATE visits SET visit = 'ill' WHERE person = 'p7'")
         connection.execute("UPDATE visits SET visit = NULL WHERE person = 'p8'")
-    session = open_gate(tiny, "column_agreement")
+    session = open_session(tiny, "gate", **GATE, metric="column_agreement")
     given = {"name": "a", "claim": "0.99", "features": ["visit", "guess"]}
     assert judge(session, given)["verdict"] == "yes"
     agreement, columns = Registry.load().find_estimator("column_agreement"), ("visit", "guess")
@@ -223,7 +213,7 @@ def test_batches_are_for_what_scores_rows_alone(
         return original(*args, **more)
 
     monkeypatch.setattr("dpflow.engine.sessions.score_readers.mean_shares", watch)
-    session = open_gate(tiny, "accuracy")
+    session = open_session(tiny, "gate", **GATE, metric="accuracy")
     tabled = {"label": "sick", "predictions": predictions(tiny, "guess")}
     judge(session, {"name": "a", "claim": "0.75", **tabled})
     pytest.importorskip("skops")

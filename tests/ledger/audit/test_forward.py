@@ -12,15 +12,11 @@ from dpflow.ledger.audit.forward import ForwardCheck
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 
 
-def settle(ledger, ask, name, **changes):
-    return ledger.settle(ask.reserve(ledger, name, "0.01", **changes), {"rows": [name]})
-
-
 def busy(ledger, ask):
     """Something of every kind before a checkpoint; returns what is unsettled then."""
     terms = {"table": None, "filter": "basic", "approvals": 2, "principal": "ann"}
     proposal = ledger.grant("other", 2, 0, **terms)
-    settle(ledger, ask, "old", slot="run/0", data=["place x"])
+    ask.settle(ledger, "old", "0.01", slot="run/0", data=["place x"])
     orphan = ask.reserve(ledger, "orphan", "0.01", slot="run/1")
     gate = ledger.open_session(
         ask.key("gate"), **ask.terms("0.01", data=["place y"]), state={"n": 0}, exclusive=False
@@ -49,7 +45,7 @@ def go_on(ledger, ask, unsettled):
     retried = ask.reserve(ledger, "orphan", "0.01", slot="run/1")
     ledger.settle(retried, {"rows": []})
     answer(ledger, gate, 1, closed=True)
-    settle(ledger, ask, "new", slot="run/2", data=["place x", "joined place y"])
+    ask.settle(ledger, "new", "0.01", slot="run/2", data=["place x", "joined place y"])
     ask.reserve(ledger, "old", "0.01", slot="run/3")  # joins
     late = ask.reserve(ledger, "late", "0.01")
     ledger.resolve(late.release_id, reason="host lost", principal="ann")
@@ -116,9 +112,9 @@ def test_damage_behind_a_checkpoint_is_found(ledger, place, ask, statement, word
 
 def test_what_was_checked_before_is_left_out_and_said(ledger, place, ask):
     """Damage that only the old entries tell of: not found, which the report says, and found in full."""
-    settle(ledger, ask, "old")
+    ask.settle(ledger, "old", "0.01")
     early = ledger.checkpoint()
-    settle(ledger, ask, "new")
+    ask.settle(ledger, "new", "0.01")
     place.sql("UPDATE dpflow_release SET snapshot = 'x' WHERE digest = 'old'")
     report = place.open().verify(since=early, new_only=True)
     assert report.ok and "nor rows that none since has touched" in str(report)
@@ -127,10 +123,10 @@ def test_what_was_checked_before_is_left_out_and_said(ledger, place, ask):
 
 def test_only_a_trusted_checkpoint_of_this_history_is_a_start(ledger, ask):
     """A forged sum, another head, a stranger's signature: refused or told."""
-    settle(ledger, ask, "old")
+    ask.settle(ledger, "old", "0.01")
     witness = Signer.create("example.org/nightly")
     note = ledger.checkpoint(witness)
-    settle(ledger, ask, "new")
+    ask.settle(ledger, "new", "0.01")
     with pytest.raises(LedgerCorrupt, match="no trusted key"):
         ledger.verify(since=note, new_only=True)
     text, _ = open_note(note, [witness.public_text])
@@ -146,7 +142,7 @@ def test_only_a_trusted_checkpoint_of_this_history_is_a_start(ledger, ask):
 
 def test_a_move_is_checked_from_the_first_entry_on(ledger, place, make_place, new_target, ask):
     """An import since the checkpoint: the past is not taken from it. A lost mark changes no row."""
-    settle(ledger, ask, "old")
+    ask.settle(ledger, "old", "0.01")
     early = ledger.checkpoint()
     (place.anchor / "mark").unlink()
     ledger.reanchor(reason="disk lost", principal="owner")

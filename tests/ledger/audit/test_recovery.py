@@ -20,10 +20,6 @@ from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.storage import database as connections
 
 
-def settle(ledger, ask, name):
-    return ledger.settle(ask.reserve(ledger, name), {"rows": [name]})
-
-
 def copy_database(target, copy):
     """The database as a backup holds it, at another place that nobody has opened yet."""
     connections._before_fork()  # closes what this process has open
@@ -71,33 +67,33 @@ def lost(make_place, place, new_target, ask):
     ledger = place.open()
     for scope in ("flights", "other"):
         ledger.grant(scope, 1, 0, table=None, filter="basic", principal="owner")
-    settle(ledger, ask, "old")
+    ask.settle(ledger, "old")
     reserved = ask.reserve(ledger, "reserved")
     session = ledger.open_session(
         ask.key("session"), **ask.terms(), state={"left": 2}, exclusive=False
     )
     restored = make_place(new_target(), place.anchor)
     copy_database(place.target, restored.target)
-    settle(ledger, ask, "new")
+    ask.settle(ledger, "new")
     note = ledger.checkpoint()
     return restored, note, ledger.signer.public_text, reserved, session
 
 
 def test_reanchor_accepts_what_verifies(ledger, place, ask):
     """Only an owner's entry makes a new mark; with the mark there is nothing to do."""
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     with pytest.raises(InvalidInput, match="mark is there"):
         ledger.reanchor(reason="r", principal="owner")
     (place.anchor / "mark").unlink()
     ledger.reanchor(reason="disk lost", principal="owner")
     last = ledger.history(limit=1)[0]
     assert (last.kind, last.principal, last.body["reason"]) == ("reanchor", "owner", "disk lost")
-    settle(ledger, ask, "two")
+    ask.settle(ledger, "two")
     assert ledger.verify().ok and ask.spent(ledger) == {"": "0.2"}
 
 
 def test_reanchor_refuses_what_does_not_verify(ledger, place, ask):
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     (place.anchor / "mark").write_bytes(b"")
     place.sql("UPDATE dpflow_account SET epsilon = 1")
     with pytest.raises(LedgerCorrupt, match="not accepted"):
@@ -108,10 +104,10 @@ def test_a_checkpoint_is_extended_or_not(ledger, place, ask):
     """The owner's and a witness's note of an earlier moment; another ledger's, and one of a moment
     that this history never had.
     """
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     witness = Signer.create("example.org/nightly")
     early = ledger.checkpoint(witness)
-    settle(ledger, ask, "two")
+    ask.settle(ledger, "two")
     assert ledger.verify(since=early, keys=[witness.public_text]).ok
     assert ledger.verify(since=ledger.checkpoint()).ok
     with pytest.raises(LedgerCorrupt, match="no trusted key"):
@@ -127,7 +123,7 @@ def test_a_checkpoint_is_extended_or_not(ledger, place, ask):
 
 
 def test_nothing_is_signed_that_does_not_verify(ledger, place, ask):
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     place.sql("UPDATE dpflow_account SET epsilon = 1")
     with pytest.raises(LedgerCorrupt, match="nothing is signed"):
         ledger.checkpoint()
@@ -152,7 +148,7 @@ def test_a_lost_log_without_a_witness_closes_all(lost, ask, tmp_path):
         ledger.answer(session.session_id, query="q", expected_version=0, state={}, answer={})
     assert ledger.remaining("flights").rows()[0]["epsilon_left"] == "0"
     ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
-    settle(ledger, ask, "again")
+    ask.settle(ledger, "again")
     assert ledger.verify().ok
     done = run_audit(export_text(ledger), tmp_path)
     assert done.returncode == 0 and "recovered from checkpoint None" in done.stderr, done.stderr
@@ -166,7 +162,7 @@ def test_a_checkpoint_of_the_very_end_restores_all(lost, ask, tmp_path):
     ledger = place.open()
     assert ledger.recover(reason="log lost", principal="owner", checkpoint=note) == []
     assert ask.spent(ledger) == {"": "0.4"}  # two settled, one reserved, one session
-    settle(ledger, ask, "again")
+    ask.settle(ledger, "again")
     with pytest.raises(RetryConflict):
         ledger.settle(reserved, {"rows": []})
     assert ledger.verify(since=note).ok and ledger.verify(since=note, new_only=True).ok
@@ -198,7 +194,7 @@ def test_a_lost_host_goes_on_from_a_checkpoint_alone(lost, ask, tmp_path, make_p
     assert closed == ["flights", "other"] and ask.spent(ledger) == {"": "0.4"}
     assert ledger.verify().ok
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
-    settle(ledger, ask, "again")
+    ask.settle(ledger, "again")
     assert ask.spent(ledger) == {"": "0.5"}
     assert ledger.verify(since=note, keys=[key]).ok
     assert run_audit(export_text(ledger), tmp_path).returncode == 0
@@ -211,10 +207,12 @@ def test_a_checkpoint_is_taken_over_once(lost, ask, again):
     """
     place, note, *_ = lost
     ledger = place.open()
-    note = _sign_longer(ledger, note)
+    # The same of a history that was a hundred notes longer.
+    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
+    note = ledger.signer.sign(replace(point, size=point.size + 100, head="1" * 64).text)
     ledger.recover(reason="log lost", principal="owner", checkpoint=note)
     ledger.grant("flights", 2, 0, table=None, filter="basic", principal="owner")
-    settle(ledger, ask, "after")
+    ask.settle(ledger, "after")
     if again == "nothing is lost":
         with pytest.raises(InvalidInput, match="nothing is missing"):
             ledger.recover(reason="twice", principal="owner", checkpoint=note)
@@ -234,13 +232,13 @@ def test_a_second_loss_counts_no_charge_twice(lost, make_place, new_target, ask)
     ledger = place.open()
     ledger.recover(reason="log lost", principal="owner")
     ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
-    settle(ledger, ask, "between")
+    ask.settle(ledger, "between")
     spent = ask.spent(ledger)[""]
     early = ledger.checkpoint()
     again = make_place(new_target(), place.anchor)
     copy_database(place.target, again.target)
     ledger = place.open()
-    settle(ledger, ask, "lost")
+    ask.settle(ledger, "lost")
     note = ledger.checkpoint(since=early)
     assert len(Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0]).recoveries) == 1
     ledger = again.open()
@@ -259,12 +257,12 @@ def spent_twice(make_place, place, new_target, ask):
         ledger = place.open()
         ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
         for n in range(3):
-            settle(ledger, ask, f"old {n}")
+            ask.settle(ledger, f"old {n}")
         restored = make_place(new_target(), place.anchor)
         copy_database(place.target, restored.target)
         ledger, early = place.open(), None
         for n in range(3, 9):
-            settle(ledger, ask, f"old {n}")
+            ask.settle(ledger, f"old {n}")
             if n == 5:
                 early = ledger.checkpoint()
         lost = ledger.checkpoint()
@@ -274,7 +272,7 @@ def spent_twice(make_place, place, new_target, ask):
         ledger.recover(reason=reason or lost.splitlines()[2], principal="owner")
         ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
         for n in range(7):
-            settle(ledger, ask, f"new {n}")
+            ask.settle(ledger, f"new {n}")
         return ledger, lost, early
 
     return make
@@ -385,17 +383,11 @@ def test_a_late_checkpoint_of_another_filter_is_refused(lost, ask):
 
 def test_a_checkpoint_that_no_loss_explains_is_not_taken_over(ledger, place, ask):
     """Another entry stands at its number, and nothing says that entries were lost."""
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     point = Checkpoint.parse(open_note(ledger.checkpoint(), [ledger.signer.public_text])[0])
     other = ledger.signer.sign(replace(point, head="1" * 64).text)
     with pytest.raises(InvalidInput, match="no recovery says that entries were lost"):
         ledger.recover(reason="r", principal="owner", checkpoint=other)
-
-
-def _sign_longer(ledger, note):
-    """The same of a history that was a hundred notes longer."""
-    point = Checkpoint.parse(open_note(note, [ledger.signer.public_text])[0])
-    return ledger.signer.sign(replace(point, size=point.size + 100, head="1" * 64).text)
 
 
 def test_no_data_are_fresh_after_a_loss(lost, ask):
@@ -445,7 +437,7 @@ def test_a_recovery_that_leaves_too_much_is_found(lost, tmp_path, monkeypatch, c
 
 def test_keys_rotate(ledger, place, ask):
     """What was stored stays readable, under keys that the old anchor's copy does not open."""
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     held = ledger.open_session(ask.key("s"), **ask.terms(), state={"left": 3}, exclusive=False)
     answer = {
         "query": "q",
@@ -465,25 +457,25 @@ def test_keys_rotate(ledger, place, ask):
     assert (place.anchor / "wrap").read_bytes() != old and not (place.anchor / "wrap.old").exists()
     assert before.isdisjoint(value for table in tables for (value,) in place.sql(table))
     for opened in (ledger, place.open()):
-        assert settle(opened, ask, "one").result == {"rows": ["one"]}
+        assert ask.settle(opened, "one").result == {"rows": ["one"]}
         assert opened.session(held.session_id).state == {"left": 2}
         assert opened.ask(held.session_id, "q").answer == {"yes": True}
     assert ledger.verify().ok
     (place.anchor / "wrap").write_bytes(old)
     with pytest.raises(LedgerCorrupt, match="restore the file wrap"):
-        settle(place.open(), ask, "one")
+        ask.settle(place.open(), "one")
 
 
 def test_a_rotation_that_was_killed_is_finished_by_the_next(ledger, place, ask, monkeypatch):
-    settle(ledger, ask, "one")
+    ask.settle(ledger, "one")
     monkeypatch.setattr(type(ledger._cipher), "rewrap_keys", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         ledger.rotate(principal="owner")
     monkeypatch.undo()
-    settle(ledger, ask, "two")  # under the new key already
-    assert (place.anchor / "wrap.old").exists() and settle(ledger, ask, "one").settled
+    ask.settle(ledger, "two")  # under the new key already
+    assert (place.anchor / "wrap.old").exists() and ask.settle(ledger, "one").settled
     assert ledger.rotate(principal="owner") == 2 and not (place.anchor / "wrap.old").exists()
-    assert settle(place.open(), ask, "one").settled and ledger.verify().ok
+    assert ask.settle(place.open(), "one").settled and ledger.verify().ok
 
 
 def test_nothing_stored_is_in_the_clear(ledger, place, ask):
@@ -504,18 +496,18 @@ def test_nothing_stored_is_in_the_clear(ledger, place, ask):
 
 def test_a_ciphertext_opens_only_in_its_place(ledger, place, ask):
     """A result put into another release's row, with or without its key, is refused."""
-    ids = [settle(ledger, ask, name).release_id for name in ("one", "two")]
+    ids = [ask.settle(ledger, name).release_id for name in ("one", "two")]
     place.sql(
         f"UPDATE dpflow_release SET result = (SELECT result FROM dpflow_release WHERE id = '{ids[0]}') WHERE id = '{ids[1]}'"
     )
     with pytest.raises(LedgerCorrupt):
-        settle(place.open(), ask, "two")
+        ask.settle(place.open(), "two")
     place.sql(
         f"UPDATE dpflow_key SET wrapped = (SELECT wrapped FROM dpflow_key WHERE release_id = '{ids[0]}') WHERE release_id = '{ids[1]}'"
     )
     with pytest.raises(LedgerCorrupt):
-        settle(place.open(), ask, "two")
+        ask.settle(place.open(), "two")
     assert not ledger.verify().ok
     place.sql(f"DELETE FROM dpflow_key WHERE release_id = '{ids[0]}'")
     with pytest.raises(LedgerCorrupt, match="key of release .* is gone"):
-        settle(place.open(), ask, "one")
+        ask.settle(place.open(), "one")

@@ -16,20 +16,23 @@ from dpflow.ledger.audit.witness import open_place
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer
 
 
-def text_of(file):
-    return Checkpoint.parse(Path(file).read_text().rpartition("\n\n")[0] + "\n")
-
-
 def test_files_are_added_and_each_goes_on_from_the_last(ledger, ask, tmp_path):
     """The first covers all entries, the next those behind it, and an idle night adds none."""
     folder, witness = tmp_path / "witness", Signer.create("example.org/nightly")
     folder.mkdir()
     first = ledger.witness(folder, witness)
-    assert (first.size, first.is_new, text_of(first.file).checked_after) == (1, True, 0)
+    assert (
+        first.size,
+        first.is_new,
+        Checkpoint.parse(Path(first.file).read_text().rpartition("\n\n")[0] + "\n").checked_after,
+    ) == (1, True, 0)
     assert not ledger.witness(folder, witness).is_new
     ledger.settle(ask.reserve(ledger, "one"), {"rows": []})
     second = ledger.witness(folder, witness)
-    assert (second.size, text_of(second.file).checked_after) == (3, 1)
+    assert (
+        second.size,
+        Checkpoint.parse(Path(second.file).read_text().rpartition("\n\n")[0] + "\n").checked_after,
+    ) == (3, 1)
     assert sorted(map(str, folder.iterdir())) == [first.file, second.file]
     assert not os.stat(second.file).st_mode & 0o222
     assert ledger.verify(since=Path(second.file).read_text(), keys=[witness.public_text]).ok

@@ -271,16 +271,6 @@ def test_a_recovery_ends_what_waits_and_keeps_the_rule(shared, place, tmp_path, 
     assert run_audit(export_text(new), tmp_path).returncode == 0
 
 
-def run_sql(target: str, statement: str) -> None:
-    """As a login that owns the tables: every trigger holds."""
-    if "://" in target:
-        with psycopg.connect(target.replace("+psycopg", ""), autocommit=True) as connection:
-            connection.execute(statement)
-    else:
-        with closing(sqlite3.connect(target, isolation_level=None)) as connection:
-            connection.execute(statement)
-
-
 @pytest.mark.parametrize(
     "statement",
     [
@@ -296,7 +286,15 @@ def test_grants_are_protected_by_triggers(shared, place, ask, statement):
     """The owner of the tables, too, changes a grant only together with an entry of the history."""
     errors = (sqlite3.IntegrityError, psycopg.errors.RaiseException)
     with pytest.raises(errors, match="a grant (changes|comes) only with an entry|never deleted"):
-        run_sql(place.target, statement)
+        # As a login that owns the tables: every trigger holds.
+        if "://" in place.target:
+            with psycopg.connect(
+                place.target.replace("+psycopg", ""), autocommit=True
+            ) as connection:
+                connection.execute(statement)
+        else:
+            with closing(sqlite3.connect(place.target, isolation_level=None)) as connection:
+                connection.execute(statement)
     ask.reserve(shared, scope="s")
     propose(shared, 2)
     assert shared.verify().ok

@@ -38,10 +38,6 @@ def child(work: Callable[[], object]) -> int:
     return pid
 
 
-def ended(pid: int) -> int:
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
 @pytest.fixture
 def ledger(place) -> Ledger:
     """Two datasets, one with two quotas."""
@@ -125,7 +121,7 @@ def test_two_processes_open_one_gate(ledger, ask, place):
             for _, start in told:
                 os.write(start, b"!")
             assert "".join(sorted((os.read(read, 1) + os.read(read, 1)).decode())) == expected
-    assert [ended(pid) for pid in children] == [0, 0]
+    assert [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in children] == [0, 0]
     spent = [float(ask.spent(ledger, scope)[""]) for scope in "ab"]
     assert (
         sum(spent) == pytest.approx(ROUNDS * 0.01)
@@ -146,7 +142,7 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
         monkeypatch.setattr("dpflow.fault_points.armed", f"{point}:kill")
         gate(place.open(create=False), ask, "a", partition="400 groups")
 
-    assert ended(child(dies)) == -signal.SIGKILL
+    assert os.waitstatus_to_exitcode(os.waitpid(child(dies), 0)[1]) == -signal.SIGKILL
     if point == "session.before-commit":
         gate(ledger, ask, "b", partition="300 groups")
         assert ask.spent(ledger, "a") == {"": "0"}

@@ -173,13 +173,6 @@ def propose_quota(ledger):
     return proposal.seq
 
 
-def believe_proposals(monkeypatch):
-    """A holder of the ledger's key who skips the check of what waits, and of who approves."""
-    monkeypatch.setattr(grants, "_is_still_signed", lambda *_: True)
-    monkeypatch.setattr(grants, "require_signer", lambda *_: ())
-    monkeypatch.setattr(grants, "is_same_principal", lambda *_: False)
-
-
 @pytest.mark.parametrize("name", CHANGES)
 def test_both_signatures_are_of_the_list_as_it_is_when_a_grant_takes_effect(
     signed, monkeypatch, tmp_path, name
@@ -194,7 +187,10 @@ def test_both_signatures_are_of_the_list_as_it_is_when_a_grant_takes_effect(
     if not holds:
         with pytest.raises(InvalidInput, match="signed|proposed this grant"):
             signed.approve("s/t", seq, principal="login", signer=approver)
-        believe_proposals(monkeypatch)
+        # A holder of the ledger's key who skips the check of what waits, and of who approves.
+        monkeypatch.setattr(grants, "_is_still_signed", lambda *_: True)
+        monkeypatch.setattr(grants, "require_signer", lambda *_: ())
+        monkeypatch.setattr(grants, "is_same_principal", lambda *_: False)
     signed.approve("s/t", seq, principal="login", signer=approver)
     for report in (signed.verify(), signed.verify(since=early, new_only=True)):
         assert report.ok == holds, report

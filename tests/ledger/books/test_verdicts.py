@@ -10,6 +10,7 @@ import pytest
 from audit_program import run_audit
 from crashes import KILLED
 from forked_programs import run_forked
+from ledger_verbs import list_verdicts
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, SessionClosed
 from dpflow.ledger import Ledger
@@ -69,11 +70,6 @@ def give(ledger: Ledger, gate: str, number: int, **said: Any) -> None:
     )
 
 
-def told(ledger: Ledger) -> list[dict[str, Any]]:
-    """Bodies of the entries that tell verdicts, in their order."""
-    return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
-
-
 def test_a_verdict_is_told_once_and_without_its_score(ledger: Ledger, gate: str) -> None:
     """In any order, and after the session has closed; again it changes nothing."""
     give(ledger, gate, 0, failures_left=2, score=0.125)
@@ -82,7 +78,7 @@ def test_a_verdict_is_told_once_and_without_its_score(ledger: Ledger, gate: str)
     )
     for query in ("q1", "q0", "q1", "q0"):
         ledger.tell_verdict(gate, query)
-    assert told(ledger) == [
+    assert list_verdicts(ledger) == [
         {"version": 2, "verdict": "yes", "failures_left": None},
         {"version": 1, "verdict": "no", "failures_left": 2},
     ]
@@ -95,7 +91,7 @@ def test_what_has_no_verdict_tells_none(ledger: Ledger, gate: str) -> None:
     for query in ("never", "number"):
         with pytest.raises(InvalidInput):
             ledger.tell_verdict(gate, query)
-    assert told(ledger) == [] and ledger.verify().ok
+    assert list_verdicts(ledger) == [] and ledger.verify().ok
 
 
 @pytest.mark.parametrize(
@@ -116,10 +112,10 @@ def test_a_killed_look_tells_what_was_given(
     if point.startswith("session") and "://" not in place.target:
         files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
         assert not [p for p in files if WORD.encode() in p.read_bytes()]
-    assert told(ledger) == []
+    assert list_verdicts(ledger) == []
     for _ in range(2):
         assert run_forked(ANSWER, *arguments, "second") == 0
-    assert [body["verdict"] for body in told(ledger)] == [WORD if given else "second"]
+    assert [body["verdict"] for body in list_verdicts(ledger)] == [WORD if given else "second"]
     assert ledger.verify().ok
 
 
@@ -140,10 +136,10 @@ def test_a_killed_batch_tells_what_was_given(
     if point.startswith("session") and "://" not in place.target:
         files = [p for p in Path(place.target).parent.rglob("*") if p.is_file()]
         assert not [p for p in files if WORD.encode() in p.read_bytes()]
-    assert [body["verdict"] for body in told(ledger)] == first
+    assert [body["verdict"] for body in list_verdicts(ledger)] == first
     for _ in range(2):
         assert run_forked(BATCH, *arguments, "again") == 0
-    assert [body["verdict"] for body in told(ledger)] == ["no", second]
+    assert [body["verdict"] for body in list_verdicts(ledger)] == ["no", second]
     assert ledger.verify().ok
 
 
@@ -153,14 +149,14 @@ def test_a_verdict_is_told_whatever_becomes_of_the_next_answer(ledger: Ledger, g
     record = ledger.answer(gate, query="q0", expected_version=0, **terms)
     assert record is not None
     assert ledger.answer(gate, query="q1", expected_version=0, tell=[record], **terms) is None
-    assert [body["version"] for body in told(ledger)] == [1]
+    assert [body["version"] for body in list_verdicts(ledger)] == [1]
     last = ledger.answer(gate, query="q1", expected_version=1, closed=True, tell=[record], **terms)
-    assert last is not None and len(told(ledger)) == 1
+    assert last is not None and len(list_verdicts(ledger)) == 1
     with pytest.raises(SessionClosed):
         ledger.answer(gate, query="q2", expected_version=2, tell=[last], **terms)
-    assert len(told(ledger)) == 1
+    assert len(list_verdicts(ledger)) == 1
     assert ledger.answer(gate, query="q0", expected_version=2, tell=[last], **terms) == record
-    assert [body["version"] for body in told(ledger)] == [1, 2] and ledger.verify().ok
+    assert [body["version"] for body in list_verdicts(ledger)] == [1, 2] and ledger.verify().ok
 
 
 @pytest.mark.parametrize(
@@ -180,7 +176,9 @@ def test_a_changed_row_is_found(ledger: Ledger, place: Any, gate: str, statement
     place.sql(statement)
     with pytest.raises(LedgerCorrupt):
         ledger.tell_verdict(gate, "q0")
-    assert "is not the one that was told" in str(ledger.verify()) and len(told(ledger)) == 1
+    assert (
+        "is not the one that was told" in str(ledger.verify()) and len(list_verdicts(ledger)) == 1
+    )
 
 
 def test_a_verdict_that_was_not_given_is_found(
@@ -230,7 +228,7 @@ def test_verdicts_move_with_a_ledger(ledger: Ledger, place: Any, gate: str, tmp_
     stream.seek(0)
     moved.import_(stream, principal="owner")
     moved.tell_verdict(gate, "q0")
-    assert moved.verify().ok and len(told(moved)) == 1
+    assert moved.verify().ok and len(list_verdicts(moved)) == 1
 
 
 def carry_on(ledger: Ledger, held: Any, query: str) -> Any:
@@ -258,7 +256,7 @@ def test_what_others_write_meanwhile_is_seen(ledger: Ledger, place: Any, gate: s
     give(other, gate, 1, failures_left=7)
     assert carry_on(ledger, again, "q1").answer["failures_left"] == 7
     assert ledger.session(gate).version == 2 and ledger.session(gate).state == {}
-    assert [body["version"] for body in told(ledger)] == [1, 2]
+    assert [body["version"] for body in list_verdicts(ledger)] == [1, 2]
     assert ledger.verify().ok
 
 
@@ -272,7 +270,7 @@ def test_rows_of_a_failed_transaction_are_not_taken_again(
             carry_on(ledger, held, "q")
     assert held.rows.newest is None
     assert carry_on(ledger, held, "q").answer["verdict"] == "no"
-    assert ledger.verify().ok and len(told(ledger)) == 1
+    assert ledger.verify().ok and len(list_verdicts(ledger)) == 1
 
 
 def test_a_forged_tail_is_found_behind_proved_rows(ledger: Ledger, place: Any, gate: str) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from audit_program import export_text, run_audit
+from crashes import run_forked_work
 from typer.testing import CliRunner
 from watched_scopes import DEMAND, NIGHTLY, OTHER, TERMS, charge, state_of
 
@@ -310,21 +311,6 @@ def test_a_git_repository_is_added_to_and_never_rewritten(watched, ask, tmp_path
 # --- deaths and others at the same time -----------------------------------------------------------
 
 
-def in_child(work):
-    """Do it in a child; its exit code, negative for a signal."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        except LedgerUnavailable:
-            os._exit(75)
-        except BaseException:
-            os._exit(1)
-    status = os.waitpid(child, 0)[1]
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
-
-
 def test_a_death_at_any_statement_charges_once(watched, ask, tmp_path, monkeypatch):
     """While a charge brings a checkpoint: the retry completes, and all verifies."""
     folder = tmp_path / "witness"
@@ -345,7 +331,7 @@ def test_a_death_at_any_statement_charges_once(watched, ask, tmp_path, monkeypat
             fault_points.after_statement = die
             ask.reserve(watched, "d3")
 
-        code = in_child(work)
+        code, _ = run_forked_work(work)
         assert code in (0, -signal.SIGKILL), code
         if code == 0:
             break

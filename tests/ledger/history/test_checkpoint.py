@@ -82,11 +82,6 @@ def test_a_key_has_a_name_that_looks_like_no_other(name):
             parse(text)
 
 
-def _key_text(key: bytes) -> str:
-    number = hashlib.sha256(b"eve\n\x01" + key).digest()[:4].hex()
-    return f"eve+{number}+{base64.b64encode(bytes([1]) + key).decode()}"
-
-
 def test_a_key_that_anybody_signs_for_is_nobodys():
     """Points of small order, canonical or not: all eight, of which OpenSSL takes each."""
     with load_program() as modules:
@@ -100,7 +95,9 @@ def test_a_key_that_anybody_signs_for_is_nobodys():
         assert len(points) == 8 and {y for _, y in points} == shapes.SMALL
         keys = [y | x % 2 << 255 for x, y in points] + [signatures.P + n for n in range(19)]
         for number in keys:
-            text = _key_text(number.to_bytes(32, "little"))
+            key = number.to_bytes(32, "little")
+            digest = hashlib.sha256(b"eve\n\x01" + key).digest()[:4].hex()
+            text = f"eve+{digest}+{base64.b64encode(bytes([1]) + key).decode()}"
             with pytest.raises(InvalidInput, match="anybody could sign"):
                 parse_public_key(text)
             assert not shapes.verifier_key(text)

@@ -4,14 +4,13 @@ bench.ledger_history` times a million.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import psycopg
+from crashes import run_forked_work
 
 from bench.ledger import ask
 from bench.ledger_history import charge, fill
@@ -88,18 +87,6 @@ def test_sqlite_does_the_same_steps(tmp_path, monkeypatch):
     assert taken[9000] < 1.05 * taken[3000]
 
 
-def in_a_child(work: Callable[[], None]) -> None:
-    """Do it in a process of its own: PostgreSQL counts what a connection did when it ends."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
 def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
     """Rows read by sequential scans of tables with thousands of them: next to none."""
     url = postgres()
@@ -114,7 +101,8 @@ def test_postgresql_scans_nothing_that_grows(postgres, tmp_path, monkeypatch):
             return connection.execute(read, [list(GROWING)]).fetchall()[0][0]
 
         before = scanned()
-        in_a_child(lambda: everyday(ledger))
+        # PostgreSQL counts what a connection did when it ends.
+        assert run_forked_work(lambda: everyday(ledger))[0] == 0
         others = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'child' AND pid <> pg_backend_pid()"
         while connection.execute(others).fetchall():
             time.sleep(0.01)
@@ -140,7 +128,7 @@ def test_postgresql_plans_for_what_is_there(postgres, tmp_path, monkeypatch):
         for batch in range(10):
             ours.reserve_many([ask(f"{batch}-{n}") for n in range(50)])
 
-    in_a_child(charge_batches)
+    assert run_forked_work(charge_batches)[0] == 0
     with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
         others = "SELECT 1 FROM pg_stat_activity WHERE application_name = 'child' AND pid <> pg_backend_pid()"
         while connection.execute(others).fetchall():

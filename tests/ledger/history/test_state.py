@@ -272,17 +272,14 @@ def test_the_root_depends_on_the_items_alone():
             books._reads[name] = items.get(name), "test"
             items[name] = books._writes[name] = f"{draw.getrandbits(256):064x}"
         # Reads are of before this step: what was written twice is read as it was then.
-        books._reads = {name: (read_item(memory, root, name), "t") for name in books._writes}
+        paths = {n: state.LedgerState(memory, root)._load_paths([n])[n] for n in books._writes}
+        books._reads = {name: (state.find_digest(path, name), "t") for name, path in paths.items()}
         root = books.store_root()
         nodes: dict[str, str] = {}
         whole = state.build_nodes(
             sorted(name + digest for name, digest in items.items()), nodes.__setitem__
         )
         assert root == whole and nodes == memory.nodes
-
-
-def read_item(memory: Memory, root: str, name: str) -> str | None:
-    return state.find_digest(state.LedgerState(memory, root)._load_paths([name])[name], name)
 
 
 def test_names_cannot_be_taken_for_lists(ledger, ask):

@@ -81,14 +81,6 @@ def nobody_says_owner(monkeypatch: pytest.MonkeyPatch) -> None:
 PAGE = Path(__file__).parents[3] / "docs" / "how-to" / "operate-the-ledger.md"
 
 
-def read_rights() -> dict[str, dict[str, str]]:
-    """The page's table: what is done, and for each role's name its cell."""
-    text = PAGE.read_text().split("## Who may do what on PostgreSQL")[1].split("\n\n|")[1]
-    lines = [line.strip("| \n").split(" | ") for line in text.split("\n\n")[0].splitlines()]
-    names = [name.strip("`") for name in lines[0]]
-    return {line[0]: dict(zip(names, line[1:], strict=True)) for line in lines[2:]}
-
-
 def list_deeds(ledger: Ledger, ask: Any) -> dict[str, list[Callable[[], object]]]:
     """What each row of the page's table names, at the ledger of `owner`."""
     scope, export = "flights", io.StringIO()
@@ -136,7 +128,12 @@ def test_the_page_says_what_each_role_may(owner, login, tmp_path, ask, role):
     ledger = owner
     if role != "owner":
         ledger = Ledger(login(role), anchor=tmp_path / "anchor")
-    rights, deeds = read_rights(), list_deeds(ledger, ask)
+    # The page's table: what is done, and for each role's name its cell.
+    text = PAGE.read_text().split("## Who may do what on PostgreSQL")[1].split("\n\n|")[1]
+    lines = [line.strip("| \n").split(" | ") for line in text.split("\n\n")[0].splitlines()]
+    names = [name.strip("`") for name in lines[0]]
+    rights = {line[0]: dict(zip(names, line[1:], strict=True)) for line in lines[2:]}
+    deeds = list_deeds(ledger, ask)
     assert [*rights][:-1] == [row for row in rights if row in deeds]
     found = {}
     for row, some in deeds.items():
