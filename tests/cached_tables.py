@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from duckdb_files import duckdb_file
+from twin_tables import seal
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
@@ -39,10 +40,6 @@ CUT = [
     SortedValues("v", 2, "k", ("a", "b", "c", "x"), 2),
     SortedValues("v", 3),
 ]
-
-
-def seal(data: bytes) -> str:
-    return hmac.new(b"key", data, hashlib.sha256).hexdigest()
 
 
 def again(found: PrivateTable, **changes: Any) -> PrivateTable:

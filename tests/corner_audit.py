@@ -4,7 +4,6 @@ table, and answered exactly.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import re
 from collections import Counter
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 from corner_tables import FORMS, Corner, Form, Store
+from twin_tables import seal
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import MAX_MAGNITUDE
@@ -121,7 +121,7 @@ def audit_corner(
             by_condition.setdefault(question.where, []).append(question)
         times = 1 if where_it_is.cached == "off" else 2
         for where, asked_together in list(by_condition.items()) * times:
-            private = PrivateTable(declaration, where, _seal if times > 1 else None)
+            private = PrivateTable(declaration, where, seal if times > 1 else None)
             with private.hold_open():
                 for question in asked_together:
                     words = f"{corner.name}: {form}: {[text for text, _ in values]}"
@@ -131,10 +131,6 @@ def audit_corner(
         if len(counted) > 1:
             findings.problems.append(f"{corner.name}: {form}: {name}: outcomes {dict(counted)}")
     return findings
-
-
-def _seal(data: bytes) -> str:
-    return hashlib.blake2b(data, key=SECRET).hexdigest()
 
 
 def _ask_question(
@@ -241,10 +237,6 @@ def _round_half_up(number: Fraction) -> int:
     return math.floor(number + Fraction(1, 2))
 
 
-def _saturate(total: int) -> int:
-    return min(max(total, -MAX_MAGNITUDE), MAX_MAGNITUDE)
-
-
 def _sum_comparison(
     x: str, centre: int, square: Square | None = None
 ) -> Callable[[Any, Steps], str]:
@@ -255,7 +247,7 @@ def _sum_comparison(
         terms = [v - centre if square is None else _square(square, v) for v in present]
         moment = "sum" if square is None else "square"
         got = [groups.rows[0], groups.units[0], groups.moment(moment, x)[0]]
-        expected = [len(steps), len(steps), _saturate(sum(terms))]
+        expected = [len(steps), len(steps), min(max(sum(terms), -MAX_MAGNITUDE), MAX_MAGNITUDE)]
         return "" if list(map(int, got)) == expected else f"{got}, not {expected}"
 
     return compare

@@ -45,6 +45,18 @@ def duckdb_file(
         cursor.close()
 
 
+def query_file(path: Path, query: str) -> list[Any]:
+    """The rows of a query over a file that others may have open, with times in UTC."""
+    with duckdb.connect(str(path), read_only=True) as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        return connection.execute(query).fetchall()
+
+
+def read_table(path: Path, table: str = "visits") -> list[Any]:
+    """All rows of a table of a file, sorted."""
+    return query_file(path, f"FROM {table} ORDER BY ALL")
+
+
 def load_texts(
     connection: duckdb.DuckDBPyConnection,
     columns: Collection[str],

@@ -180,6 +180,12 @@ def look_at_type(kind: str, store: Store, folder: Path, roles: list[str]) -> Ite
         yield Seen(refusal, problem)
 
 
+def check_type(kind: str, store: Store, folder: Path, roles: list[str]) -> None:
+    """Fail where a role of a type has a problem."""
+    seen = list(look_at_type(kind, store, folder, roles))
+    assert [one.problem for one in seen if one.problem] == []
+
+
 def _ask(place: Place, fields: dict[str, Any], where: str | None, request: Any) -> tuple[str, str]:
     """The class and words of a refusal, or of a failure behind it; nothing of an answer."""
     declared = {

@@ -272,6 +272,20 @@ def run_dpflow(words: list[str]) -> tuple[int, str]:
     return status, output + errors
 
 
+def run_in(folder: Path, *words: str) -> tuple[int, str, str]:
+    """What `run_main` gives in a folder, in an environment that names no ledger."""
+    with inside(folder):
+        os.environ.pop("DPFLOW_LEDGER", None)
+        return run_main([*words])
+
+
+def show_in(folder: Path, *words: str, status: int = 0) -> str:
+    """What a command prints in a folder, where it ends with this status."""
+    ended, output, errors = run_in(folder, *words)
+    assert ended == status, errors
+    return output if status == 0 else output + errors
+
+
 def run_main(words: list[str]) -> tuple[int, str, str]:
     """The exit status, standard output and standard error of a command, without a new process."""
     from dpflow.cli.commands import run_app

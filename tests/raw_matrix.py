@@ -18,9 +18,10 @@ from unittest.mock import patch
 
 import duckdb
 from duckdb_files import duckdb_file
-from raw_answers import SECRET, ask
+from raw_answers import ask
 from raw_outcomes import Outcome, check_distance, distance, observe
 from raw_values import TYPES, RawType
+from twin_tables import seal
 
 from dpflow.core.contract.columns import Column
 from dpflow.core.contract.contribution import ContributionBounds
@@ -470,8 +471,8 @@ class World:
 
     def answer(self, case: Case, relation: str) -> Any:
         """The exact answer of a case over one of the relations, in a form that can be compared."""
-        seal = None if case.cached == "off" else _seal
-        private = PrivateTable(self.table(case, relation), self.where(case), seal)
+        sealed = None if case.cached == "off" else seal
+        private = PrivateTable(self.table(case, relation), self.where(case), sealed)
         request, blocks = self.request(case), self.blocks(case)
         self.hold(private)
         private.check_schema()
@@ -505,12 +506,6 @@ class World:
 
 def _quoted(name: str) -> str:
     return ".".join(f'"{part}"' for part in name.split("."))
-
-
-def _seal(data: bytes) -> str:
-    import hashlib
-
-    return hashlib.blake2b(data, key=SECRET).hexdigest()
 
 
 def _replace_value(request: Any, name: str) -> Any:

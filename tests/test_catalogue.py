@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
-from page_runner import inside, run_main
+from page_runner import inside, run_in, run_main
 
 from dpflow import plan, release
 from dpflow.catalogue import find_catalogue, load_catalogue
@@ -36,13 +36,6 @@ def name_everything(tiny: Tiny, **changes: Any) -> Path:
     return file
 
 
-def dpflow(folder: Path, *words: str) -> tuple[int, str, str]:
-    """A command in a folder, in an environment that names no ledger."""
-    with inside(folder):
-        os.environ.pop("DPFLOW_LEDGER", None)
-        return run_main([*words])
-
-
 def test_a_release_file_needs_no_path_and_no_scope(tiny: Tiny) -> None:
     """Table, scope, ledger and output come from the catalogue, from any folder below it."""
     name_everything(tiny)
@@ -50,14 +43,14 @@ def test_a_release_file_needs_no_path_and_no_scope(tiny: Tiny) -> None:
     below = tiny.folder / "team" / "jobs"
     below.mkdir(parents=True)
     (tiny.folder / "release.yml").rename(below / "release.yml")
-    status, output, errors = dpflow(below, "release", "release.yml", "--json")
+    status, output, errors = run_in(below, "release", "release.yml", "--json")
     assert status == 0, errors
     receipt = json.loads(output)
     assert (receipt["scope"], receipt["published"]) == ("visits", "published.duckdb:releases")
     assert (tiny.folder / "published.duckdb").exists()
     # The same release with paths of its own is the same release: a name is no part of it.
     tiny.file()
-    again = json.loads(dpflow(tiny.folder, "release", "release.yml", "--json")[1])
+    again = json.loads(run_in(tiny.folder, "release", "release.yml", "--json")[1])
     assert again["replayed"] and again["release_id"] == receipt["release_id"]
 
 
@@ -91,7 +84,7 @@ def test_the_environment_wins_over_the_file(tiny: Tiny) -> None:
         os.environ["DPFLOW_LEDGER"] = str(tiny.ledger)
         status, _, errors = run_main(["release", "release.yml"])
     assert status == 0, errors
-    status, _, errors = dpflow(tiny.folder, "release", "release.yml")
+    status, _, errors = run_in(tiny.folder, "release", "release.yml")
     assert status == 1 and "nowhere.sqlite" in errors
 
 
@@ -102,7 +95,7 @@ def test_files_of_two_projects_share_no_ledger(tiny: Tiny) -> None:
     other.mkdir()
     (other / "dpflow.yml").write_text("ledger: other.sqlite\n")
     (other / "release.yml").write_text(tiny.file(table="../visits.yml").read_text())
-    status, _, errors = dpflow(tiny.folder, "release", "release.yml", "other/release.yml")
+    status, _, errors = run_in(tiny.folder, "release", "release.yml", "other/release.yml")
     assert status == 1 and "different ledgers" in errors
 
 
@@ -155,26 +148,26 @@ def test_tables_and_describe_read_no_row(tiny: Tiny) -> None:
     """The private file may even be away: everything they say is declared or granted."""
     name_everything(tiny)
     tiny.database.unlink()
-    (row,) = json.loads(dpflow(tiny.folder, "tables", "--json")[1])
+    (row,) = json.loads(run_in(tiny.folder, "tables", "--json")[1])
     assert (row["table"], row["scopes"]) == ("visits", ["visits"])
-    about = json.loads(dpflow(tiny.folder, "describe", "visits", "--json")[1])
+    about = json.loads(run_in(tiny.folder, "describe", "visits", "--json")[1])
     assert about["protects"] == "all rows of one person in one day (add-remove)"
     assert [c["bounds"] for c in about["columns"] if c["column"] == "age"] == ["0 to 120"]
     assert [b["epsilon_left"] for b in about["budgets"]] == ["1"]
     for words in (("tables",), ("describe", "visits")):
-        status, output, errors = dpflow(tiny.folder, *words)
+        status, output, errors = run_in(tiny.folder, *words)
         assert status == 0 and "visits" in output, errors
 
 
 def test_describe_says_how_to_grant(tiny: Tiny) -> None:
     """Where there is no ledger yet."""
     name_everything(tiny, ledger="new.sqlite")
-    status, output, _ = dpflow(tiny.folder, "describe", "visits")
+    status, output, _ = run_in(tiny.folder, "describe", "visits")
     assert status == 0 and "dpflow ledger grant visits" in output
     assert not (tiny.folder / "new.sqlite").exists()
 
 
 def test_tables_without_a_catalogue_says_what_to_do(tmp_path: Path) -> None:
     """One sentence."""
-    status, _, errors = dpflow(tmp_path, "tables")
+    status, _, errors = run_in(tmp_path, "tables")
     assert status == 1 and "dpflow init SOURCE" in errors

@@ -101,7 +101,8 @@ def test_a_refusal_says_rule_and_place(
     assert (error.nearest is not None) == (rule in PROPOSED), str(error)
     assert not error.retryable and "^" in str(error)
     if error.nearest is not None:
-        assert _after_comment(error.nearest) == text
+        comment, _, rest = error.nearest.partition("\n")
+        assert text == (rest if comment.startswith("--") else error.nearest)
         assert world.ask(f"EXPLAIN {text}", epsilon=1, delta="1e-6")
     assert world.spent() == before
 
@@ -154,10 +155,6 @@ def test_a_refusal_moves_no_cursor(world: World, text: str) -> None:
         world.ask(text, epsilon=1)
     assert refused.value.nearest is None
     assert all(c.isprintable() or c == "\n" for c in str(refused.value))
-
-
-def _after_comment(text: str) -> str:
-    return text.split("\n", 1)[1] if text.startswith("--") else text
 
 
 def test_explain_reads_no_row_and_charges_nothing(

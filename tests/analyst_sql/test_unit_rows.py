@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,14 +73,6 @@ CLAIMS = [
 ]
 
 
-def tiny_units() -> Iterator[list[tuple[str, int]]]:
-    """What one unit can hold: no row, two of any kind, and more than the declaration says."""
-    cells = list(itertools.product("ab", (-1, 2)))
-    for size in (0, 2):
-        yield from map(list, itertools.combinations_with_replacement(cells, size))
-    yield [("a", 9)] * 5 + [("b", -9)] * 5
-
-
 def declare(path: Path, **changes: Any) -> Table:
     return Table.model_validate(
         {
@@ -113,7 +105,10 @@ def test_one_unit_moves_released_numbers_by_its_bounds(tmp_path: Path, text: str
     answers = []
     options = {"epsilon": 1, "scope": "s", "noise": "laplace", "delta": "1e-6"}
     (part,) = plan_sql(text, options, [declare(path)]).parts
-    for unit in tiny_units():
+    # No row, two of any kind, and more than the declaration says.
+    cells = list(itertools.product("ab", (-1, 2)))
+    pairs = itertools.combinations_with_replacement(cells, 2)
+    for unit in [(), *pairs, [("a", 9)] * 5 + [("b", -9)] * 5]:
         write_rows(path, [unit, *others])
         backend = find_backend("duckdb")(part.plan.table, None, None)
         request = part.plan.mechanism.data_request(part.plan.params, part.plan.table)
@@ -265,13 +260,6 @@ def test_what_a_units_rows_do_not_give(world: World, text: str, rule: str) -> No
 # --- Where a unit's rows of one block are protected ------------------------------------------------------
 
 
-def block_units() -> Iterator[list[tuple[str, int, int]]]:
-    """What a unit can hold in two blocks, of which a neighbour may change one."""
-    cells = [[], [("a", 2)], [("a", -1), ("b", -1)], [("b", 9)] * 20, [("a", -9)] * 8]
-    for first, second in itertools.product(cells, repeat=2):
-        yield [(k, x, block) for block, rows in enumerate((first, second)) for k, x in rows]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -295,7 +283,13 @@ def test_a_block_changes_a_units_row_by_what_is_priced(tmp_path: Path, text: str
     assert release is not None
     others = [[("a", 2, 0), ("b", 1, 1)], [("b", 2, 1)], [("a", 1, 0)] * 3]
     request = part.plan.mechanism.data_request(part.plan.params, part.plan.table)
-    units, answers = [*block_units()], []
+    # What a unit can hold in two blocks, of which a neighbour may change one.
+    cells = [[], [("a", 2)], [("a", -1), ("b", -1)], [("b", 9)] * 20, [("a", -9)] * 8]
+    units = [
+        [(k, x, block) for block, rows in enumerate(both) for k, x in rows]
+        for both in itertools.product(cells, repeat=2)
+    ]
+    answers = []
     for unit in units:
         with duckdb_file(path) as connection:
             connection.execute(

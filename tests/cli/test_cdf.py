@@ -8,7 +8,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
-from page_runner import ROOT, examples, inside, run_main
+from page_runner import ROOT, examples, run_in
 
 from dpflow import Ledger, load_table, plan, release
 from dpflow.engine import Receipt
@@ -40,21 +40,16 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dpflow(folder: Path, *words: str) -> tuple[int, str, str]:
-    with inside(folder):
-        return run_main([*words])
-
-
 def test_it_asks_what_was_released(folder: Path) -> None:
     """Free and without rows; before the release it says what to run."""
-    status, _, errors = dpflow(folder, "cdf", "minutes.yml")
+    status, _, errors = run_in(folder, "cdf", "minutes.yml")
     assert status == 1 and "release it with: dpflow release minutes.yml" in errors
-    assert dpflow(folder, "release", "minutes.yml")[0] == 0
+    assert run_in(folder, "release", "minutes.yml")[0] == 0
     (folder / "visits.duckdb").unlink()
-    status, shown, errors = dpflow(folder, "cdf", "minutes.yml")
+    status, shown, errors = run_in(folder, "cdf", "minutes.yml")
     assert status == 0 and shown.count("quantile 0.") == 9, errors
     questions = ["--below", "5", "--between", "2..4", "--quantile", "0.9"]
-    status, shown, _ = dpflow(folder, "cdf", "minutes.yml", *questions, "--json")
+    status, shown, _ = run_in(folder, "cdf", "minutes.yml", *questions, "--json")
     found = json.loads(shown)
     assert [one["question"] for one in found] == [
         *("share below 5", "share from 2 to 4", "quantile 0.9")
@@ -74,15 +69,15 @@ def test_it_asks_what_was_released(folder: Path) -> None:
     ],
 )
 def test_mistakes_are_sentences(folder: Path, words: tuple[str, ...], message: str) -> None:
-    dpflow(folder, "release", "minutes.yml")
-    status, _, errors = dpflow(folder, "cdf", "minutes.yml", *words)
+    run_in(folder, "release", "minutes.yml")
+    status, _, errors = run_in(folder, "cdf", "minutes.yml", *words)
     assert status == 1 and message in errors and "Traceback" not in errors
 
 
 def test_a_plot(folder: Path) -> None:
     """Of released numbers."""
-    dpflow(folder, "release", "minutes.yml")
-    assert dpflow(folder, "cdf", "minutes.yml", "--plot", "minutes.svg")[0] == 0
+    run_in(folder, "release", "minutes.yml")
+    assert run_in(folder, "cdf", "minutes.yml", "--plot", "minutes.svg")[0] == 0
     assert "<svg" in (folder / "minutes.svg").read_text()
 
 

@@ -20,19 +20,13 @@ if TYPE_CHECKING:
 
 def run(tiny: Tiny, *words: str) -> Any:
     """The command's JSON; whatever it raises is raised."""
-    told = CliRunner().invoke(
-        import_command_app(), [*words, "--json"], env={"DPFLOW_LEDGER": str(tiny.ledger)}
-    )
-    if told.exception is not None:
-        raise told.exception
-    return json.loads(told.stdout)
-
-
-def import_command_app() -> Any:
     from dpflow.cli.contract import app
 
     assert import_command("contract") is not None
-    return app
+    told = CliRunner().invoke(app, [*words, "--json"], env={"DPFLOW_LEDGER": str(tiny.ledger)})
+    if told.exception is not None:
+        raise told.exception
+    return json.loads(told.stdout)
 
 
 def write(tiny: Tiny, **changes: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import duckdb
 import pytest
 import yaml
-from page_runner import inside, run_main
+from page_runner import inside, run_in
 
 from dpflow import Ledger, load_table
 from dpflow.catalogue import load_catalogue
@@ -46,13 +46,8 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def dpflow(folder: Path, *words: str) -> tuple[int, str, str]:
-    with inside(folder):
-        return run_main([*words])
-
-
 def init(folder: Path, *words: str) -> tuple[int, str, str]:
-    return dpflow(folder, "init", "visits.duckdb", *words)
+    return run_in(folder, "init", "visits.duckdb", *words)
 
 
 def read_declaration(folder: Path, name: str = "visits") -> dict[str, Any]:
@@ -84,10 +79,10 @@ def test_options_make_everything(folder: Path) -> None:
     assert catalogue.ledger == str(folder / "ledger.sqlite")
     with inside(folder):
         assert Ledger("ledger.sqlite").scope("visits").protects == table.protection_text
-    status, output, errors = dpflow(folder, "release", "visits_first.yml", "--json")
+    status, output, errors = run_in(folder, "release", "visits_first.yml", "--json")
     assert status == 0, errors
     assert [row[0] for row in json.loads(output)["rows"]] == ["Oslo", "Rome"]
-    status, output, errors = dpflow(folder, "release", "visits_profile.yml", "--json")
+    status, output, errors = run_in(folder, "release", "visits_profile.yml", "--json")
     assert status == 0, errors
     days = [f"date_trunc('{period}', day)" for period in ("day", "week", "month")]
     groupings = {"", "city", "adult", "mood", *days}
@@ -189,13 +184,13 @@ def test_a_maximum_is_the_number_of_rows_that_count(folder: Path) -> None:
     assert read_declaration(folder)["contribution_bounds"] == {"rows": 4}
     largest = read_declaration(folder)["max_contributions"]
     assert largest["rows_per_group"] == {"city": 3, "day": {"month": 2}}
-    status, output, _ = dpflow(folder, "release", "visits_first.yml")
+    status, output, _ = run_in(folder, "release", "visits_first.yml")
     assert status == 0 and "95 % total interval" in output
     mean = {"name": "m", "mechanism": "mean", "table": "visits", "scope": "visits"}
     (folder / "mean.yml").write_text(
         json.dumps(mean | {"params": {"column": "age", "epsilon": "0.1"}})
     )
-    status, output, _ = dpflow(folder, "release", "mean.yml")
+    status, output, _ = run_in(folder, "release", "mean.yml")
     assert status == 0 and "no age is beyond its bounds" in output
     status, _, errors = init(folder, *answers, "--rows", "2", "--name", "others")
     assert status == 0, errors
@@ -210,7 +205,7 @@ def test_budgets_per_day(folder: Path) -> None:
         "unit-block",
         "day",
     )
-    assert dpflow(folder, "release", "visits_first.yml")[0] == 0
+    assert run_in(folder, "release", "visits_first.yml")[0] == 0
 
 
 def test_a_second_table_joins_the_catalogue(folder: Path) -> None:
@@ -258,7 +253,7 @@ def test_a_refused_grant_leaves_no_file(folder: Path) -> None:
 )
 def test_a_mistake_is_a_sentence(folder: Path, words: tuple[str, ...], message: str) -> None:
     """Which says what is true and what to do."""
-    status, _, errors = dpflow(folder, *words)
+    status, _, errors = run_in(folder, *words)
     assert status == 1 and message in errors and "Traceback" not in errors
     assert not list(folder.glob("*.yml"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from page_runner import inside, run_main
+from page_runner import run_in
 from typer.testing import CliRunner
 
 from dpflow.cli.commands import app
@@ -29,14 +29,9 @@ def dpflow_register_mechanisms():
 """
 
 
-def run(folder: Path, *words: str) -> tuple[int, str, str]:
-    with inside(folder):
-        return run_main([*words])
-
-
 def test_it_writes_what_the_page_shows(tmp_path: Path) -> None:
     """The page runs the tests of the package; here the code that it shows is that of the package."""
-    status, output, errors = run(tmp_path, "new-mechanism", "noisy_rows")
+    status, output, errors = run_in(tmp_path, "new-mechanism", "noisy_rows")
     assert status == 0 and "dpflow audit dpflow_noisy_rows.py" in output, errors
     written = (tmp_path / "noisy_rows" / "dpflow_noisy_rows.py").read_text()
     shown = PAGE.read_text().split("```python\n")[1].split("```")[0]
@@ -60,7 +55,7 @@ def test_it_writes_what_the_page_shows(tmp_path: Path) -> None:
 def test_it_writes_over_nothing(tmp_path: Path, words: tuple[str, ...], says: str) -> None:
     (tmp_path / "taken").mkdir()
     (tmp_path / "taken" / "file").write_text("")
-    status, _, errors = run(tmp_path, "new-mechanism", *words)
+    status, _, errors = run_in(tmp_path, "new-mechanism", *words)
     assert status != 0 and says in errors
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["file", "taken"]
 
@@ -79,14 +74,14 @@ def test_a_file_without_a_mechanism_is_said_to_be_one(
 ) -> None:
     if text is not None:
         (tmp_path / "mine.py").write_text(text)
-    status, _, errors = run(tmp_path, "audit", "mine.py")
+    status, _, errors = run_in(tmp_path, "audit", "mine.py")
     assert status != 0 and says in errors
 
 
 def test_a_broken_file_is_refuted_before_it_is_a_package(tmp_path: Path) -> None:
     """With the declaration and the neighbours that show it, and exit code 1."""
     (tmp_path / "mine.py").write_text(BROKEN)
-    status, output, errors = run(tmp_path, "audit", "mine.py", "--seconds", "10")
+    status, output, errors = run_in(tmp_path, "audit", "mine.py", "--seconds", "10")
     assert status == 1 and "refuted" in output
     assert "mine is refuted on a generated table" in errors and "Neighbouring answers" in errors
 

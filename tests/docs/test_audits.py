@@ -30,15 +30,11 @@ def test_every_mechanism_has_a_line() -> None:
 def test_every_broken_mechanism_has_a_line() -> None:
     for line in audit_table.render_corpus():
         assert line in PAGE
-    wrong, sound = ({type(one) for one in many} for many in (_broken(), TWINS))
+    wrong, sound = {type(control.mechanism) for control in CONTROLS}, {type(one) for one in TWINS}
     assert (
         f"holds {len(wrong)} mechanisms with one mistake each, and {len(sound)} sound ones" in PAGE
     )
     assert f"{len(READERS)} more follow a clock" in PAGE and len(wrong) >= 40
-
-
-def _broken() -> list[object]:
-    return [control.mechanism for control in CONTROLS]
 
 
 def test_tables_are_written_between_their_marks() -> None:

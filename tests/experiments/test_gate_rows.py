@@ -48,15 +48,16 @@ def test_no_other_theorem_gives_a_released_score_a_narrower_interval() -> None:
             counting, *others = compute_score_widths(units, questions, paid)
             assert counting < 0.67 * min(others)
             # Below this epsilon Jung's theorem adds less, to a noise that hides the difference.
-            assert (
-                measure_score_noise(units, questions, paid, math.log1p(counting)) > 1.5 * counting
+            given = {
+                "queries": questions,
+                "failures": paid,
+                "epsilon": f"{math.log1p(counting):.6f}",
+                "correct": True,
+            }
+            params = MeanGateParams.model_validate(
+                given | {"metric": "accuracy", "threshold": "0.05"}
             )
+            noise = MeanGate().make_test(params).extra_noise(STEPS // 2)
+            width = noise.half_width(SCORE_FAILURE * float(params.beta) / paid) / STEPS / units
+            assert width > 1.5 * counting
     assert math.expm1(0.41) > 0.5
-
-
-def measure_score_noise(units: int, questions: int, paid: int, epsilon: float) -> float:
-    """What the noise of all scores of a session stays within, as a share of the range."""
-    given = {"queries": questions, "failures": paid, "epsilon": f"{epsilon:.6f}", "correct": True}
-    params = MeanGateParams.model_validate(given | {"metric": "accuracy", "threshold": "0.05"})
-    noise = MeanGate().make_test(params).extra_noise(STEPS // 2)
-    return noise.half_width(SCORE_FAILURE * float(params.beta) / paid) / STEPS / units

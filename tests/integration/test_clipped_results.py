@@ -9,6 +9,7 @@ from typing import Any
 import duckdb
 import pytest
 import yaml
+from duckdb_files import query_file
 from typer.testing import CliRunner
 
 import dpflow
@@ -67,19 +68,10 @@ def ask(world: Any, text: str, **options: Any) -> Any:
     return dpflow.sql(text, **options)
 
 
-def published(world: Any, text: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect(str(world.folder / "out.duckdb"), read_only=True) as connection:
-        return connection.execute(text).fetchall()
-
-
-def stored_result(world: Any) -> Result:
-    (record,) = [one for one in world.ledger.releases() if one.request.get("name") == "empty"]
-    return Result.from_json(record.result)
-
-
 def test_every_door_of_a_release_shows_possible_counts(world: Any) -> None:
     """Printed, in each frame, in files and in the published table; the ledger keeps what was drawn."""
-    result = stored_result(world)
+    (record,) = [one for one in world.ledger.releases() if one.request.get("name") == "empty"]
+    result = Result.from_json(record.result)
     assert min(row.value for row in result.rows) < 0
     assert result.ranges == {"count": ValueRange(0)}
     table = ResultTable({"release_id": "1"}, result)
@@ -103,8 +95,9 @@ def test_every_door_of_a_release_shows_possible_counts(world: Any) -> None:
 def test_a_sum_over_published_rows_is_unbiased(world: Any) -> None:
     """That of the raw column: 0 within 6.7 standard deviations. Control: clipped values add up to 7 more
     than that."""
-    ((raw, clipped, width),) = published(
-        world, "SELECT sum(raw_value), sum(value), any_value(half_width_95) FROM releases"
+    ((raw, clipped, width),) = query_file(
+        world.folder / "out.duckdb",
+        "SELECT sum(raw_value), sum(value), any_value(half_width_95) FROM releases",
     )
     assert abs(raw) < 100 * width < clipped
 
@@ -135,7 +128,9 @@ def test_an_sql_answer_is_clipped_and_its_sums_are_not(
     shown = json.loads(printed.output)
     assert shown["free"] and min(row["n"] for row in shown["rows"]) == 0
     assert [column["clipped"] for column in shown["columns"]] == [0, clipped]
-    assert published(world, "SELECT min(n), min(n_noise_low) FROM counted") == [(0, 0)]
+    assert query_file(
+        world.folder / "out.duckdb", "SELECT min(n), min(n_noise_low) FROM counted"
+    ) == [(0, 0)]
 
     combined = ask(
         world,

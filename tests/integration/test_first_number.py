@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
-from page_runner import inside, run_main
+from page_runner import show_in
 
 from dpflow.demo.data import extract_flights
 
@@ -26,19 +25,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def dpflow(folder: Path, *words: str) -> str:
-    with inside(folder):
-        os.environ.pop("DPFLOW_LEDGER", None)
-        status, output, errors = run_main([*words])
-    assert status == 0, errors
-    return output
-
-
 def test_from_a_csv_file_to_a_first_private_number(folder: Path) -> None:
     """load, init, plan, release, and no YAML by hand. A flight is public, so the answer is known."""
     load = ("load", "flights.csv", "--missing", "NA", "--columns", COLUMNS)
-    dpflow(folder, *load)
-    assert "nothing changed" in dpflow(folder, *load)
+    show_in(folder, *load)
+    assert "nothing changed" in show_in(folder, *load)
     airports = (
         "--keys",
         "origin=EWR,JFK,LGA",
@@ -48,10 +39,10 @@ def test_from_a_csv_file_to_a_first_private_number(folder: Path) -> None:
         "arr_delay=-60..180",
     )
     answers = ("--unit", "tailnum", "--rows", "600", "--epsilon", "2", "--delta", "1e-6")
-    dpflow(folder, "init", "flights.duckdb", *answers, *airports)
-    plan = json.loads(dpflow(folder, "plan", "flights_first.yml", "--json"))
+    show_in(folder, "init", "flights.duckdb", *answers, *airports)
+    plan = json.loads(show_in(folder, "plan", "flights_first.yml", "--json"))
     assert (plan["epsilon"], plan["forecast"]) == ("0.2", "the ledger would accept it now")
-    released = json.loads(dpflow(folder, "release", "flights_first.yml", "--json"))
+    released = json.loads(show_in(folder, "release", "flights_first.yml", "--json"))
     assert (
         not released["replayed"] and released["protects"] == "all rows of one tailnum (add-remove)"
     )
@@ -60,8 +51,8 @@ def test_from_a_csv_file_to_a_first_private_number(folder: Path) -> None:
     noise = plan["half_width_95"]["count"]
     for airport, flights in {"EWR": 120_835, "JFK": 111_279, "LGA": 104_662}.items():
         assert flights - 40_000 - 4 * noise <= counts[airport] <= flights + 4 * noise
-    assert json.loads(dpflow(folder, "release", "flights_first.yml", "--json"))["replayed"]
-    described = json.loads(dpflow(folder, "describe", "flights", "--json"))
+    assert json.loads(show_in(folder, "release", "flights_first.yml", "--json"))["replayed"]
+    described = json.loads(show_in(folder, "describe", "flights", "--json"))
     assert [budget["epsilon_left"] for budget in described["budgets"]] == ["1.8"]
     made = {path.name for path in folder.iterdir() if not path.name.startswith("ledger.sqlite")}
     written = {"flights.yml", "flights_first.yml", "dpflow.yml", "declaration.schema.json"}

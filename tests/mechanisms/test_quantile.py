@@ -35,16 +35,12 @@ TABLE = Table.model_validate(
 )
 
 
-def histogram(values: tuple[int, ...]) -> ValueCounts:
-    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
-    return ValueCounts(found, counts)
-
-
 def distribution(
     values: tuple[int, ...], low: int, high: int, p: Fraction, rate: float
 ) -> list[float]:
     """Probabilities over the grid, from the mechanism's own pieces."""
-    starts, lengths, costs = cost_pieces(histogram(values), low, high, p)
+    found, counts = np.unique(np.array(values, dtype=np.int64), return_counts=True)
+    starts, lengths, costs = cost_pieces(ValueCounts(found, counts), low, high, p)
     weights = [length * math.exp(-rate * cost) for length, cost in zip(lengths, costs, strict=True)]
     found = [0.0] * (high - low + 1)
     for start, length, weight in zip(starts, lengths, weights, strict=True):
@@ -106,7 +102,8 @@ def test_no_rows_give_the_uniform_distribution() -> None:
 
 def test_pieces_cover_the_grid_once() -> None:
     """Rows at both ends of the grid leave no gap and no overlap."""
-    starts, lengths, _ = cost_pieces(histogram((0, 9, 9, 4)), 0, 9, Fraction(1, 2))
+    found, counts = np.unique(np.array((0, 9, 9, 4), dtype=np.int64), return_counts=True)
+    starts, lengths, _ = cost_pieces(ValueCounts(found, counts), 0, 9, Fraction(1, 2))
     covered = [
         point
         for start, length in zip(starts, lengths, strict=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from declared_tables import with_rows
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.interactive import State
@@ -263,20 +264,10 @@ class ForgetsTheScale(WatchRows):
         return {}
 
     def open(self, params: Any, table: Table, source: Source) -> State:
-        return super().open(params, bounded(table, 1), source)
+        return super().open(params, with_rows(table, 1), source)
 
     def answer(self, params: Any, table: Table, *rest: Any) -> Any:
-        return super().answer(params, bounded(table, 1), *rest)
-
-
-def bounded(table: Table, rows: int) -> Table:
-    bounds = table.contribution_bounds.model_copy(update={"rows": rows})
-    return table.model_copy(update={"contribution_bounds": bounds})
-
-
-def example(rows: int, questions: list[dict[str, Any]]) -> Example:
-    table = declare(Path("f.duckdb"), contribution_bounds={"rows": rows}, columns={"delay": {}})
-    return Example(table, WATCHED, questions)
+        return super().answer(params, with_rows(table, 1), *rest)
 
 
 def test_a_watch_whose_sums_could_stop_is_refused(tmp_path: Path) -> None:
@@ -299,7 +290,8 @@ def test_a_watch_keeps_its_epsilon_exactly() -> None:
     """Event: all answers of a session. Neighbours: a unit more or less. Claim: epsilon, found by
     exact enumeration; it is nearly reached, so a smaller claim would be false.
     """
-    found = compare_exactly(WatchRows(), example(1, ASKED), 3)
+    table = declare(Path("f.duckdb"), contribution_bounds={"rows": 1}, columns={"delay": {}})
+    found = compare_exactly(WatchRows(), Example(table, WATCHED, ASKED), 3)
     assert found.passed and found.epsilon_found >= 2
 
 
@@ -308,7 +300,8 @@ def test_a_broken_watch_is_caught_exactly(broken: WatchRows) -> None:
     """Controls: a threshold without noise, and a third of the sensitivity, exceed the claim."""
     questions = [{"check": "fewest"}] * 6 + [{"check": "most"}]
     rows = 3 if isinstance(broken, ForgetsTheScale) else 1
-    assert not compare_exactly(broken, example(rows, questions), 3).passed
+    table = declare(Path("f.duckdb"), contribution_bounds={"rows": rows}, columns={"delay": {}})
+    assert not compare_exactly(broken, Example(table, WATCHED, questions), 3).passed
 
 
 def test_refusals_of_a_watch_come_before_rows(tmp_path: Path) -> None:

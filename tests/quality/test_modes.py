@@ -34,7 +34,7 @@ from dpflow.errors import (
     InvalidInput,
     PlanRefused,
 )
-from dpflow.quality import Contract, run_contract
+from dpflow.quality import run_contract
 from dpflow.quality.contract_file import list_period
 from dpflow.quality.contract_run import plan_contract, session_lister
 from dpflow.quality.page import write_html
@@ -265,18 +265,11 @@ def test_bounds_are_suggested_from_released_numbers_alone(
         for factor, kept in ((1, True), (worse, False)):
             told = one.check.model_copy(update={side: one.bound * factor})
             judged = contract.model_copy(update={"checks": (told,)})
-            verdict = {
-                judge_checks(judged, plan, result)[0].verdict
-                for plan, result in stored_results(world, contract)
-            }
+            ((plan, _),) = plan_contract(contract, [DAY], REGISTRY)
+            results = [Result.from_json(one.result) for one in world.ledger.releases("flights")]
+            verdict = {judge_checks(judged, plan, result)[0].verdict for result in results}
             assert (verdict == {"kept"}) is kept, name
     assert len(outcomes) == 2
-
-
-def stored_results(world: World, contract: Contract) -> list[Any]:
-    """The plan of a contract, with each of its settled results."""
-    ((plan, _),) = plan_contract(contract, [DAY], REGISTRY)
-    return [(plan, Result.from_json(record.result)) for record in world.ledger.releases("flights")]
 
 
 def test_nothing_is_suggested_without_history(
@@ -304,12 +297,6 @@ def profiled(tmp_path: Path) -> World:
     return declare_profiled(tmp_path)
 
 
-def release_profile(world: World) -> None:
-    release_named(
-        world, "contributions of flights", "contributions", groupings=["carrier"], epsilon="10"
-    )
-
-
 LATE = [{"name": "late", "check": "violations", "condition": "delay > 30", "at_most": "0.05"}]
 
 
@@ -319,7 +306,9 @@ def test_a_profile_changes_no_verdict(profiled: World) -> None:
     """
     terms = {"checks": LATE, "epsilon": "5", "confidence": "0.99"}
     before = profiled.run(**terms)
-    release_profile(profiled)
+    release_named(
+        profiled, "contributions of flights", "contributions", groupings=["carrier"], epsilon="10"
+    )
     assert profiled.run(**terms).checks == before.checks
     after = profiled.run(**terms, name="later")
     (first,), (second,) = before.checks, after.checks
@@ -332,7 +321,9 @@ def test_a_profile_changes_no_verdict(profiled: World) -> None:
 
 def test_drift_compares_rows_that_are_cut_alike(profiled: World) -> None:
     """The reference took a profile's bounds: the shares of the very same rows had drifted."""
-    release_profile(profiled)
+    release_named(
+        profiled, "contributions of flights", "contributions", groupings=["carrier"], epsilon="10"
+    )
     drift = [{"name": "mix", "column": "carrier", "at_most": "0.05", "epsilon": "5"}]
     release_named(profiled, "chosen", "histogram", by="carrier", epsilon="0.02")
     with pytest.raises(PlanRefused, match="cut each plane's rows, otherwise"):

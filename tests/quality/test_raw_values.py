@@ -67,11 +67,6 @@ def judged_rows(file: Path, role: str, blocks: Sequence[str] = ()) -> list[tuple
         return list(cursor.fetchall())
 
 
-def block_text(raw: RawType) -> str:
-    """A block that its type may have."""
-    return raw.literal.strip("'") or "a"
-
-
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("raw", mark_near(TYPES))
 def test_the_rows_that_are_judged_hold_numbers_and_declared_keys(
@@ -85,7 +80,7 @@ def test_the_rows_that_are_judged_hold_numbers_and_declared_keys(
         texts = {value for row in rows for value in row if isinstance(value, str)}
         assert texts <= {"AA", "0", *KEYS, "another key?"}
         assert {type(value) for row in rows for value in row} <= {float, int, str, type(None)}
-    assert len(judged_rows(file, "block", [block_text(raw)])) <= ROWS
+    assert len(judged_rows(file, "block", [(raw.literal.strip("'") or "a")])) <= ROWS
 
 
 def outcomes(raw: RawType, values: Sequence[Any], file: Path) -> dict[str, bool]:
@@ -93,7 +88,7 @@ def outcomes(raw: RawType, values: Sequence[Any], file: Path) -> dict[str, bool]
     fill(file, raw, values)
     answers = {}
     for role in ROLES:
-        block = block_text(raw) if role == "block" else DAY
+        block = (raw.literal.strip("'") or "a") if role == "block" else DAY
         answers[role] = check(declare(file, role))
         answers[f"{role}, one block"] = check(declare(file, role), [block])
     return answers

@@ -27,19 +27,6 @@ def world(tmp_path: Path) -> World:
     return World(tmp_path)
 
 
-def release_reference(world: World, day: str = DAY) -> None:
-    """Counts by carrier under the name that `DRIFT` compares with, for epsilon 5."""
-    asked = ReleaseRequest(
-        name="base",
-        mechanism="histogram",
-        table=world.folder / "flights.yml",
-        scope="flights",
-        blocks=(day,),
-        params={"by": "carrier", "epsilon": "5"},
-    )
-    execute.release(make_plan(asked, REGISTRY), world.ledger, REGISTRY)
-
-
 def test_a_watch_sees_shares_leave_a_released_reference(world: World) -> None:
     """Quiet days are free; a day whose rows changed carrier alarms once, though both keys moved; the
     reference stays what it was, and without one nothing is charged or read.
@@ -48,7 +35,15 @@ def test_a_watch_sees_shares_leave_a_released_reference(world: World) -> None:
         watch(world, DAY, checks=None, drift=[DRIFT])
     assert world.spent() == "0"
     world.fill(carrier="['AA', 'UA'][i % 2 + 1]")
-    release_reference(world, "2020-01-02")
+    asked = ReleaseRequest(
+        name="base",
+        mechanism="histogram",
+        table=world.folder / "flights.yml",
+        scope="flights",
+        blocks=("2020-01-02",),
+        params={"by": "carrier", "epsilon": "5"},
+    )
+    execute.release(make_plan(asked, REGISTRY), world.ledger, REGISTRY)
     drift = [DRIFT]
     # Half of the rows had either carrier when the reference was released.
     assert verdicts(watch(world, "2020-01-02", checks=None, drift=drift)) == {"mix": "quiet"}

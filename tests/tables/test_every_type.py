@@ -10,8 +10,8 @@ from every_type import (
     ROLES,
     TYPES,
     Store,
+    check_type,
     list_logical_types,
-    look_at_type,
     name_logical_type,
     store_in_database,
     store_in_lists,
@@ -25,17 +25,12 @@ def test_no_type_is_left_out() -> None:
     assert {name_logical_type(kind) for kind in TYPES} | NO_COLUMNS == list_logical_types()
 
 
-def check_type(kind: str, store: str, folder: Path, roles: list[str]) -> None:
-    seen = list(look_at_type(kind, STORES[store], folder, roles))
-    assert [one.problem for one in seen if one.problem] == []
-
-
 @pytest.mark.parametrize("kind", TYPES)
 def test_a_part_of_all_roles(kind: str, tmp_path: Path) -> None:
     """Each type in two roles of the twelve, others each time."""
     first = list(TYPES).index(kind)
     roles = [*ROLES][first % 6 :: 6]
-    check_type(kind, "files" if first % 2 else "table", tmp_path, roles)
+    check_type(kind, STORES["files" if first % 2 else "table"], tmp_path, roles)
 
 
 @pytest.mark.slow
@@ -43,4 +38,4 @@ def test_a_part_of_all_roles(kind: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", TYPES)
 def test_every_role(kind: str, store: str, tmp_path: Path) -> None:
     """All of them."""
-    check_type(kind, store, tmp_path, [*ROLES])
+    check_type(kind, STORES[store], tmp_path, [*ROLES])

@@ -270,10 +270,6 @@ WRONG = (
 RIGHT = (SecondLook, RoundedAfter, NotNegative, LargestOfNoisy, QuotientOfNoisy)
 
 
-def _mark(kinds: Any) -> list[Any]:
-    return [kind if kind in BRIEF else pytest.param(kind, marks=pytest.mark.slow) for kind in kinds]
-
-
 def _is_refuted(kind: type[SoundKeyed], effort: float) -> bool:
     try:
         with spend_effort(effort):
@@ -284,7 +280,9 @@ def _is_refuted(kind: type[SoundKeyed], effort: float) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", _mark(WRONG))
+@pytest.mark.parametrize(
+    "kind", [k if k in BRIEF else pytest.param(k, marks=pytest.mark.slow) for k in WRONG]
+)
 def test_a_mistake_is_refuted(kind: type[SoundKeyed]) -> None:
     """On generated tables; names of keys and columns were not tried, so three of them passed."""
     assert any(_is_refuted(kind, effort) for effort in (1 / 32, 1 / 4, 1))

@@ -25,20 +25,6 @@ SCOPES = ("flights", "visits", "visits/team-a", "survey")
 LINES = "Lines, the newest first"
 
 
-def lines_of(books: Books, scope: str) -> list[dict[str, str]]:
-    """The newest lines of the verified statement, as the page heads them."""
-    stated = books.ledger.statement(scope).lines[::-1][: account_pages.PAGE]
-    cut = next((n for n, line in enumerate(stated) if line.what == "grant"), len(stated))
-    return [
-        {name.replace("_", " "): str(value) for name, value in asdict(line).items()}
-        for line in stated[: cut + 1]
-    ]
-
-
-def shown_lines(visitor: Any, scope: str) -> list[dict[str, str]]:
-    return visitor.read_tables(f"statement?name={scope}").get(LINES, [])
-
-
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("size", [50, 2])
 def test_a_statement_is_that_of_the_command(
@@ -46,8 +32,14 @@ def test_a_statement_is_that_of_the_command(
 ) -> None:
     """Every amount and balance, counted back from what is spent, to the last change of the grant."""
     monkeypatch.setattr(account_pages, "PAGE", size)
-    expected, visitor = lines_of(books, scope), visit()
-    shown = shown_lines(visitor, scope)
+    stated = books.ledger.statement(scope).lines[::-1][: account_pages.PAGE]
+    cut = next((n for n, line in enumerate(stated) if line.what == "grant"), len(stated))
+    expected = [
+        {name.replace("_", " "): str(value) for name, value in asdict(line).items()}
+        for line in stated[: cut + 1]
+    ]
+    visitor = visit()
+    shown = visitor.read_tables(f"statement?name={scope}").get(LINES, [])
     assert len(shown) == len(expected) > 0
     for row, line in zip(shown, expected, strict=True):
         line["at"] = line["at"][:19].replace("T", " ")
@@ -89,9 +81,11 @@ def test_a_grant_in_between_and_other_peoples_dags(books: Books, visit: Any) -> 
     """Lines before a new grant are not judged by it; what a DAG did is for who may read it."""
     books.ledger.grant("visits", 3, "1e-6", table=None, filter="hybrid", protects="rows of visits", principal="owner")  # fmt: skip
     books.release("visits", "late", "0.01", dag="daily")
-    shown = shown_lines(visit(), "visits")
+    shown = visit().read_tables("statement?name=visits").get(LINES, [])
     assert [row["what"] for row in shown] == ["release", "grant"]
-    assert [row["what"] for row in shown_lines(visit({"team_a"}), "visits")] == ["grant"]
+    assert [
+        row["what"] for row in visit({"team_a"}).read_tables("statement?name=visits").get(LINES, [])
+    ] == ["grant"]
     assert "may not read is left out" in visit({"team_a"}).get("statement?name=visits")
     assert "404" not in visit().get("statement?name=nobody", 404)
 

@@ -15,6 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from declared_tables import with_rows
 from dpflow_interior_point.building_blocks import column_scale, interior_cell, stable_bins
 from dpflow_interior_point.building_blocks.column_scale import (
     Scale,
@@ -231,19 +232,13 @@ def test_median_keeps_its_claim() -> None:
     assert worst(method, replaced(5, 12), Fraction(8)) <= 0.3
 
 
-def of_two_rows(table: Any) -> Any:
-    return table.model_copy(
-        update={"contribution_bounds": table.contribution_bounds.model_copy(update={"rows": 2})}
-    )
-
-
 def test_interior_point_keeps_its_claim_for_units_of_two_rows() -> None:
     """A unit comes with two rows, or exchanges both."""
     params = {"epsilon": "16", "delta": "0.3"}
     more = [(a, a[:-2]) for a, _ in replaced(4, 5)]
     both = [(a, (*a[:-2], b[-1], b[-1])) for a, b in replaced(4, 5)]
-    assert worst(method_for(params, of_two_rows(PRIVATE)), more, Fraction(16)) <= 0.3
-    assert worst(method_for(params, of_two_rows(PUBLIC)), both, Fraction(16)) <= 0.3
+    assert worst(method_for(params, with_rows(PRIVATE, 2)), more, Fraction(16)) <= 0.3
+    assert worst(method_for(params, with_rows(PUBLIC, 2)), both, Fraction(16)) <= 0.3
 
 
 def test_median_with_a_noisy_number_of_rows_keeps_its_claim() -> None:

@@ -119,7 +119,11 @@ def test_thresholds_of_the_median_are_exact() -> None:
 # --- lemmas of the planner --------------------------------------------------------------------------------------------
 
 
-def small_tables() -> list[np.ndarray]:
+def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
+    """At width 2^j the second fullest cell has (n - 1) q / 8 rows, q the share of pairs with
+    differences in [2^j, 2^(j+1)); and some class with 2^j > m/8 holds 1/(64 NV) of the pairs of
+    independent draws. The planner rests on both.
+    """
     rng = np.random.default_rng(8)
     kinds = [
         lambda n: rng.normal(size=n),
@@ -130,18 +134,8 @@ def small_tables() -> list[np.ndarray]:
         lambda n: rng.normal(size=n) * 2.0 ** rng.integers(-8, 8, n),
         lambda n: np.where(rng.random(n) < 0.6, 0.0, rng.exponential(size=n)),
     ]
-    return [
-        kinds[i % len(kinds)](int(rng.integers(3, 60))) * 2.0 ** rng.integers(-20, 20)
-        for i in range(700)
-    ]
-
-
-def test_a_scale_that_pairs_have_separates_rows_into_cells() -> None:
-    """At width 2^j the second fullest cell has (n - 1) q / 8 rows, q the share of pairs with
-    differences in [2^j, 2^(j+1)); and some class with 2^j > m/8 holds 1/(64 NV) of the pairs of
-    independent draws. The planner rests on both.
-    """
-    for values in small_tables():
+    for i in range(700):
+        values = kinds[i % len(kinds)](int(rng.integers(3, 60))) * 2.0 ** rng.integers(-20, 20)
         gaps = np.abs(values[:, None] - values[None, :])
         n = len(values)
         exponents, counts = count_classes(gaps[np.triu_indices(n, 1)])

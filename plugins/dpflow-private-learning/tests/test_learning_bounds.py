@@ -25,7 +25,6 @@ from dpflow_private_learning.theory.calculators import CALCULATORS
 from dpflow_private_learning.theory.method_table import Setting
 
 import dpflow
-from dpflow.core.contract.calculator import Sheet
 from dpflow.core.contract.declaration import Table
 from dpflow.errors import InvalidInput, PlanRefused
 
@@ -58,10 +57,6 @@ def test_crossovers_are_the_specifications() -> None:
     assert [int(note.rsplit(" ", 1)[1]) for note in notes] == [469, 55_217, 149_674]
 
 
-def by_name(sheet: Sheet) -> dict[object, object]:
-    return {row[0]: row[2] for row in sheet.rows}
-
-
 def test_other_systems_need_what_the_specification_says() -> None:
     """Table 10.2, whose formulas spend all of epsilon on the choice."""
     alpha, beta, epsilon, delta = SETTING
@@ -77,9 +72,8 @@ def test_other_systems_need_what_the_specification_says() -> None:
         inner = (plan.alpha, plan.beta, plan.epsilon, plan.delta)
         rows = row_bounds.san_thresholds_rows(d, plan.calls, plan.minimum_rows, *inner)
         assert float(f"{rows:.3g}") == 4.33e8 and plan.minimum_rows == 76_248_230
-        ranges = by_name(
-            CALCULATORS["learning_rows"].run({"task": "sanitize-thresholds", "bits": d})
-        )
+        sheet = CALCULATORS["learning_rows"].run({"task": "sanitize-thresholds", "bits": d})
+        ranges = {row[0]: row[2] for row in sheet.rows}
         lemma = {16: 1.4e13, 32: 1.5e14, 64: 1.5e14}[d]
         assert float(f"{ranges['san-thresholds by Lemma 4.12']:.2g}") == lemma
     sample = row_bounds.label_private_sample(1, alpha, beta)

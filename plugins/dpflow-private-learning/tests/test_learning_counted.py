@@ -115,16 +115,12 @@ def test_an_exact_count_and_a_gate_not_asked_are_caught(
         broken.setattr(
             noisy_row_count.Counted,
             "_count_rows",
-            lambda self, params, table, answer, source: (_size(answer), 0),
+            lambda self, params, table, answer, source: (max(int(answer.counts.sum()), 1), 0),
         )
         assert divergence(law, EPSILON) > 0.5
     with monkeypatch.context() as broken:
         broken.setattr(choosing_mechanism, "minimum_rows", lambda *_: 1)
         assert divergence(law, EPSILON) > 2 * float(DELTA)
-
-
-def _size(answer: ValueCounts) -> int:
-    return max(int(answer.counts.sum()), 1)
 
 
 def test_the_count_is_a_lower_bound_with_the_probability_it_states() -> None:

@@ -224,9 +224,11 @@ def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Pa
     Chances are below e^-40.
     """
     world = World(tmp_path, "no rows", "three")
-    world.table = world.table.model_copy(
-        update={"neighbours": "add-remove", "columns": _private(world.table)}
-    )
+    columns = {
+        name: column.model_copy(update={"public": False})
+        for name, column in world.table.columns.items()
+    }
+    world.table = world.table.model_copy(update={"neighbours": "add-remove", "columns": columns})
     world.ledger.grant("coming", 10, "1e-3", filter="basic", table=world.table, principal="owner")
     given = {"column": "x", "method": "choosing", "epsilon": "1", "delta": "1e-6"}
     for n, value in ((50_000, 2), (10, None)):
@@ -244,12 +246,6 @@ def test_rows_are_counted_within_the_release_where_they_are_private(tmp_path: Pa
         ]
         assert abs(result.document["rows"] - n) < 1000
     assert world.ledger.remaining("coming").rows()[0]["epsilon_left"] == "8"
-
-
-def _private(table: Table) -> dict[str, Column]:
-    return {
-        name: column.model_copy(update={"public": False}) for name, column in table.columns.items()
-    }
 
 
 @pytest.mark.parametrize("mechanism", sorted(PARAMS))

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -88,6 +89,18 @@ class Doors:
         path = self.folder / "session.yml"
         path.write_text(yaml.safe_dump(self.session(**changes)))
         return path
+
+    def predict(self, **changes: Any) -> dict[str, Any]:
+        """One run of the operator."""
+        from dpflow.airflow import PrivatePredictionOperator
+
+        given: dict[str, Any] = {
+            "session": self.session(),
+            "points": {"database": "points.duckdb", "table": "tomorrow", "key": "id"},
+            "answers": {"database": "answers.duckdb", "table": "answers"},
+        }
+        operator = PrivatePredictionOperator(task_id="predict", **(given | changes))
+        return operator.execute({"dag": SimpleNamespace(fileloc=str(self.folder / "dag.py"))})
 
     def published(self) -> list[tuple[Any, ...]]:
         """The answers."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import duckdb
@@ -30,25 +29,12 @@ def doors(
     return made
 
 
-def run(doors: Doors, **changes: Any) -> dict[str, Any]:
-    """One run of the operator."""
-    from dpflow.airflow import PrivatePredictionOperator
-
-    given: dict[str, Any] = {
-        "session": doors.session(),
-        "points": {"database": "points.duckdb", "table": "tomorrow", "key": "id"},
-        "answers": {"database": "answers.duckdb", "table": "answers"},
-    }
-    operator = PrivatePredictionOperator(task_id="predict", **(given | changes))
-    return operator.execute({"dag": SimpleNamespace(fileloc=str(doors.folder / "dag.py"))})
-
-
 def test_the_operator_answers_a_table_once(doors: Doors) -> None:
     """A retry writes the same labels and spends nothing; later points use the predictions that are
     left.
     """
-    first = run(
-        doors, points={"database": "points.duckdb", "table": "tomorrow", "key": "id", "batch": 20}
+    first = doors.predict(
+        points={"database": "points.duckdb", "table": "tomorrow", "key": "id", "batch": 20}
     )
     assert (
         first.items()
@@ -61,14 +47,14 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
     )
     labels = doors.published()
     assert len(labels) == 50 and {label for _, label, _ in labels} == {"no", "yes"}
-    assert (doors.spent(), run(doors)["predictions_left"], doors.spent()) == ("20", 50, "20")
+    assert (doors.spent(), doors.predict()["predictions_left"], doors.spent()) == ("20", 50, "20")
     assert doors.published() == labels
     with duckdb.connect(str(doors.folder / "points.duckdb")) as connection:
         connection.execute(
             "INSERT INTO tomorrow VALUES ('late', 0.111, 0.222, 'Oslo'), ('same', 0.111, 0.222, 'Oslo'), "
             "('far', 1, 29, 'Oslo'), ('farther', 1, 30, 'Oslo')"
         )
-    again = run(doors)
+    again = doors.predict()
     assert (again["predictions_left"], again["session_id"]) == (48, first["session_id"])
     assert again["clamped"] == 2  # answered as one point, the end of the range, and nothing said so
     late, same = (answer[1] for answer in doors.published() if answer[0] in ("late", "same"))
@@ -79,7 +65,7 @@ def test_the_operator_answers_a_table_once(doors: Doors) -> None:
 @pytest.mark.usefixtures("written")
 def test_labels_follow_the_rows(doors: Doors) -> None:
     """With shards and epsilon enough, most labels are right: the learner sees what it should."""
-    run(doors, session=doors.session(epsilon="0.2", predictions=50, shards=40))
+    doors.predict(session=doors.session(epsilon="0.2", predictions=50, shards=40))
     with duckdb.connect(str(doors.folder / "points.duckdb")) as connection:
         truth = dict(
             connection.execute("SELECT id, x + coalesce(y, 0.5) > 1 FROM tomorrow").fetchall()
@@ -126,7 +112,7 @@ def test_what_cannot_be_answered_is_refused_before_the_charge(
     if "session" in changes:
         changes = {"session": doors.session() | changes["session"]}
     with pytest.raises(AirflowFailException, match=said):
-        run(doors, **changes)
+        doors.predict(**changes)
     assert doors.spent() == "0"
 
 
@@ -144,7 +130,7 @@ def test_the_command_line_says_what_a_grant_buys_and_answers(doors: Doors) -> No
         f"{doors.folder}/answers.duckdb:answers",
     ]
     done = json.loads(runner.invoke(app, [*options, *places]).stdout)
-    assert run(doors)["predictions_left"] == done["predictions_left"]
+    assert doors.predict()["predictions_left"] == done["predictions_left"]
 
 
 def test_python_opens_the_same_kind_of_session(doors: Doors) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from calculator_rows import calculator_rows
 from typer.testing import CliRunner
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -23,7 +24,6 @@ from dpflow_private_prediction.theory import prediction_bounds, prediction_sizes
 
 from dpflow.cli import app  # noqa: E402
 from dpflow.errors import InvalidAmount, InvalidDeclaration, InvalidInput  # noqa: E402
-from dpflow.registry import Registry
 from dpflow.testing.harness import StreamSource  # noqa: E402
 
 ACCOUNTS = prediction_sizes.list_accounts("bounded-range")
@@ -47,15 +47,9 @@ def cells(text: str) -> Iterator[list[str]]:
     return (line.split() for line in text.strip().splitlines())
 
 
-def sheet(name: str, **given: Any) -> list[dict[str, Any]]:
-    """A calculator's rows, by column."""
-    made = Registry.load().find_calculator(name).run(given)
-    return [dict(zip(made.columns, row)) for row in made.rows]
-
-
 def test_table_6_1() -> None:
     """The epsilon of one prediction, four accounts."""
-    table = sheet("prediction_budget", mechanism="bounded-range")
+    table = calculator_rows("prediction_budget", mechanism="bounded-range")
     for row, line in zip(table, cells(golden.BUDGET), strict=True):
         found = [row["epsilon"], row["predictions"], *(row[a] for a in ACCOUNTS)]
         assert all(agrees(text, value) for text, value in zip(line, found, strict=True)), line
@@ -63,7 +57,7 @@ def test_table_6_1() -> None:
 
 def test_table_6_2() -> None:
     """Shards and rows of a vote, one prediction."""
-    found = sheet("vote_sizes", predictions=[1])
+    found = calculator_rows("vote_sizes", predictions=[1])
     basic = [row for row in found if row["account"] == "basic"]
     for row, line in zip(basic, cells(golden.VOTE), strict=True):
         r, shard, rows = row["shards"], row["rows a shard"], row["rows"]
@@ -99,7 +93,7 @@ def test_table_6_2() -> None:
 def test_tables_6_3_to_6_5(name: str, table: str, head: list[str], by: list[str]) -> None:
     """Votes, averages and walks for sequences of predictions, by account and dimension."""
     found: dict[tuple[float, int, str], list[dict[str, Any]]] = {}
-    for row in sheet(name):
+    for row in calculator_rows(name):
         found.setdefault((row["epsilon"], row["predictions"], row["account"]), []).append(row)
     for line in cells(table):
         rows = found[float(line[0]), int(line[1]), line[2].replace("-", " ")]
@@ -115,7 +109,8 @@ def test_tables_6_3_to_6_5(name: str, table: str, head: list[str], by: list[str]
 def test_table_6_6() -> None:
     """Rows of linear models, by method, with their noise."""
     found = {
-        (row["epsilon"], row["predictions"], row["account"]): row for row in sheet("linear_sizes")
+        (row["epsilon"], row["predictions"], row["account"]): row
+        for row in calculator_rows("linear_sizes")
     }
     columns = [
         "each",
@@ -147,13 +142,13 @@ def test_table_6_7() -> None:
         "sgd noise, printed",
     ]
     columns += ["sgd excess", "sgd excess, printed", "n^(-1/4)"]
-    for row, line in zip(sheet("linear_noise"), cells(golden.NOISE), strict=True):
+    for row, line in zip(calculator_rows("linear_noise"), cells(golden.NOISE), strict=True):
         assert all(agrees(text, row[c]) for text, c in zip(line, columns, strict=True)), line
 
 
 def test_table_6_8() -> None:
     """How often a vote says the minority's label."""
-    found, shards = sheet("vote_noise"), 8
+    found, shards = calculator_rows("vote_noise"), 8
     lines = list(cells(golden.FLIPS))
     for place in range(4):
         part = found[place * shards : (place + 1) * shards]
@@ -164,10 +159,10 @@ def test_table_6_8() -> None:
 
 def test_table_6_9() -> None:
     """Coefficients of the lower bound, and the example under it."""
-    for row, line in zip(sheet("prediction_floor"), cells(golden.FLOOR), strict=True):
+    for row, line in zip(calculator_rows("prediction_floor"), cells(golden.FLOOR), strict=True):
         values = list(row.values())[:4]
         assert all(agrees(text, value) for text, value in zip(line, values, strict=True)), line
-    (example,) = sheet("prediction_floor", each=[0.1])
+    (example,) = calculator_rows("prediction_floor", each=[0.1])
     assert math.ceil(example["rows, paper"]) == 313 and round(example["rows, sharper"]) == 1745
 
 
@@ -177,12 +172,12 @@ def test_agnostic_and_high_probability_walks() -> None:
     """
     found = [
         row
-        for row in sheet("walk_sizes", epsilon=[1], predictions=[1], mode="agnostic")
+        for row in calculator_rows("walk_sizes", epsilon=[1], predictions=[1], mode="agnostic")
         if row["account"] == "basic"
     ]
     assert [row["rows"] for row in found] == [29520, 118080, 1003680]
     assert {(row["each"], row["clip"]) for row in found} == {(0.05, 164)}
-    (high,) = sheet(
+    (high,) = calculator_rows(
         "walk_sizes", epsilon=[1], predictions=[1], mode="high-probability", beta=0.025, changes=[1]
     )[:1]
     assert high["each"] == pytest.approx(0.0169, abs=5e-5)
@@ -207,11 +202,14 @@ def test_accounts_invert() -> None:
         assert prediction_sizes.prediction_count(1, 1e-6, 5, account) == 0
     assert [
         row["zcdp of a vote"]
-        for row in sheet("prediction_count", each=[0.01], mechanism="bounded-range")
+        for row in calculator_rows("prediction_count", each=[0.01], mechanism="bounded-range")
     ] == [1397]
     # Ten of 0.1 are 1, however floats write a tenth.
-    assert sheet("prediction_count", each=["0.1"])[0]["basic"] == 10
-    assert "zcdp of a vote" not in sheet("prediction_count")[0] | sheet("prediction_budget")[0]
+    assert calculator_rows("prediction_count", each=["0.1"])[0]["basic"] == 10
+    assert (
+        "zcdp of a vote"
+        not in calculator_rows("prediction_count")[0] | calculator_rows("prediction_budget")[0]
+    )
 
 
 def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
@@ -236,7 +234,9 @@ def test_the_planner_is_monotone_and_above_the_lower_bound() -> None:
     dealt = prediction_sizes.vote_dealt(
         0.1, 0.05, 0.5, lambda a, b: prediction_sizes.sauer_rows(a, b, 5)
     )
-    (inverse,) = sheet("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=dealt)[:1]
+    (inverse,) = calculator_rows("vote_sizes", epsilon=[0.5], predictions=[1], d=[5], rows=dealt)[
+        :1
+    ]
     assert inverse["alpha of the rows"] == pytest.approx(0.1, abs=0.002)
     assert (
         prediction_sizes.vote_error(
@@ -265,7 +265,7 @@ def test_rows_are_enough_where_units_draw_their_shards(name: str) -> None:
     from scipy.stats import binom
 
     alpha, beta = 0.1, 0.05
-    for row in sheet(name, predictions=[1], d=[1, 10]):
+    for row in calculator_rows(name, predictions=[1], d=[1, 10]):
         r, e, d = row["shards"], row["each"], row["d"]
         if name == "vote_sizes":
             needed = prediction_sizes.sauer_rows(alpha / 4, beta / (2 * r), d)
@@ -290,7 +290,9 @@ def test_groups_transfer_and_certificates() -> None:
         0.02, 0.1, 0.05, 42
     ) and not prediction_bounds.trebles_error(0.021, 0.1, 0.05, 42)
     assert not prediction_bounds.trebles_error(0.02, 0.1, 0.05, 41)
-    found = sheet("prediction_certificate", epsilon=0.02, alpha=0.1, rows=100, training_loss=0.1)
+    found = calculator_rows(
+        "prediction_certificate", epsilon=0.02, alpha=0.1, rows=100, training_loss=0.1
+    )
     assert [row["value"] for row in found][0] == pytest.approx(0.1 * math.exp(0.02), rel=1e-5)
     assert found[-1]["value"] == pytest.approx(0.3)
 
@@ -299,7 +301,9 @@ def test_predicting_or_learning() -> None:
     """Thresholds: one prediction needs no domain, a model of the reals is impossible; the crossover
     is stated.
     """
-    found = {row["task"]: row for row in sheet("predicting_or_learning", log2_domain=math.inf)}
+    found = {
+        row["task"]: row for row in calculator_rows("predicting_or_learning", log2_domain=math.inf)
+    }
     assert found["thresholds"]["rows, a model"] is None
     assert found["thresholds"]["rows, one prediction"] == pytest.approx(
         math.log(10) / 0.1, rel=1e-5
@@ -402,14 +406,14 @@ def test_the_command_line_plans(tmp_path: Path) -> None:
         ("walk_sizes", {"epsilon": ["nan"]}),
     ):
         with pytest.raises((InvalidDeclaration, InvalidAmount), match=next(iter(given))):
-            sheet(name, **given)
+            calculator_rows(name, **given)
 
 
 def test_a_certificate_counts_delta_and_says_its_premise() -> None:
     """The floors on the training error of coin-toss labels at epsilon 1 and delta .01: without
     delta the floor was .18394, which does not hold.
     """
-    rows = sheet("prediction_certificate", epsilon=1, delta=0.01)
+    rows = calculator_rows("prediction_certificate", epsilon=1, delta=0.01)
     floors = {row["remark"]: row["value"] for row in rows if "coin-toss" in row["statement"]}
     assert floors["a privacy test; a row is added or replaced"] == pytest.approx(0.18026, abs=1e-5)
     replaced = floors["the same; a row's binary label is replaced by the other"]

@@ -9,7 +9,6 @@ import sys
 import uuid
 from fractions import Fraction
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -47,20 +46,6 @@ def doors(
     return made
 
 
-def run(doors: Doors, student: dict[str, Any], **params: Any) -> dict[str, Any]:
-    """One run of the operator."""
-    from dpflow.airflow import PrivatePredictionOperator
-
-    operator = PrivatePredictionOperator(
-        task_id="predict",
-        session=doors.session(**params),
-        points={"database": "points.duckdb", "table": "tomorrow", "key": "id"},
-        answers={"database": "answers.duckdb", "table": "answers"},
-        student=student,
-    )
-    return operator.execute({"dag": SimpleNamespace(fileloc=str(doors.folder / "dag.py"))})
-
-
 def load(file: Path) -> Any:
     import skops.io
 
@@ -76,9 +61,9 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
 
     uri = f"sqlite:///{doors.folder / 'mlflow.db'}"
     student = {"folder": "students", "model": "late", "tracking_uri": uri, "options": {"C": 10}}
-    first = run(doors, student)
+    first = doors.predict(student=student)
     spent = doors.spent()
-    again = run(doors, student)
+    again = doors.predict(student=student)
     assert (doors.spent(), again["student"]) == (spent, first["student"])
     assert again["predictions_left"] == first["predictions_left"]
     assert (
@@ -105,7 +90,10 @@ def test_a_registered_student_is_loaded_by_mlflow_and_judged_by_a_gate(
 
     uri = f"sqlite:///{doors.folder / 'mlflow.db'}"
     student = {"folder": "students", "model": "late", "tracking_uri": uri}
-    run(doors, student | {"learner": "DecisionTreeClassifier"}, features=["x", "y"])
+    doors.predict(
+        student=student | {"learner": "DecisionTreeClassifier"},
+        session=doors.session(features=["x", "y"]),
+    )
     monkeypatch.setattr(mlflow.tracking._tracking_service.utils, "_tracking_uri", uri)
     corners = np.array([[0.02, 0.02], [0.98, 0.98]])
     for flavour in (mlflow.sklearn, mlflow.pyfunc):
@@ -128,7 +116,12 @@ def test_a_student_is_registered_on_a_server(
     uri, name = stand_server(kind, doors.folder, monkeypatch), f"late-{uuid.uuid4()}"
     student = {"folder": "students", "model": name, "tracking_uri": uri}
     learner = {"learner": "DecisionTreeClassifier"}
-    made = [run(doors, student | learner, features=["x", "y"])["student"] for _ in range(2)]
+    made = [
+        doors.predict(student=student | learner, session=doors.session(features=["x", "y"]))[
+            "student"
+        ]
+        for _ in range(2)
+    ]
     assert [report["version"] for report in made] == ["1", "1"]
     kept = mlflow_models.find_file(f"models:/{name}/1", uri, doors.folder)
     assert kept.read_bytes() == Path(made[0]["file"]).read_bytes()
@@ -146,7 +139,7 @@ def test_a_registry_that_is_down_costs_no_answer(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     student = {"folder": "students", "model": "late", "tracking_uri": "http://127.0.0.1:9"}
     with pytest.raises(Exception, match="could not be reached") as told:
-        run(doors, student)
+        doors.predict(student=student)
     assert "NotPublished" in repr(told.value.__cause__ or told.value)
     assert doors.spent() == "0"
 
@@ -221,7 +214,7 @@ def test_a_wrong_student_is_refused_before_the_charge(
     from airflow.sdk.exceptions import AirflowFailException
 
     with pytest.raises(AirflowFailException, match=said):
-        run(doors, student)
+        doors.predict(student=student)
     assert doors.spent() == "0"
 
 

@@ -4,7 +4,6 @@ logs, TLS; and no double charge when servers die under load.
 
 from __future__ import annotations
 
-import datetime as dt
 import logging
 import os
 import random
@@ -22,6 +21,7 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from own_certificate import write_certificate
 
 sys.path.insert(0, str(Path(__file__).parent))
 from prediction_doors import Doors  # noqa: E402
@@ -212,42 +212,11 @@ def wait_ready(client: httpx.Client) -> None:
     raise TimeoutError
 
 
-def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """One for 127.0.0.1, signed by itself."""
-    import ipaddress
-
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
-        .not_valid_before(now - dt.timedelta(hours=1))
-        .not_valid_after(now + dt.timedelta(hours=1))
-        .add_extension(
-            x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False
-        )
-        .sign(key, hashes.SHA256())
-    )
-    certificate, secret = folder / "tls.pem", folder / "tls.key"
-    certificate.write_bytes(made.public_bytes(serialization.Encoding.PEM))
-    secret.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
-    )
-    return certificate, secret
-
-
 def test_the_command_serves_over_tls_and_says_who_asked(tmp_path: Path) -> None:
     """A real process: HTTPS alone, ready after learning, one line a request, ended by a signal."""
     served = Served(Doors(tmp_path))
-    certificate, key = make_certificate(tmp_path)
+    certificate = write_certificate(tmp_path)
+    key = certificate.with_name("key.pem")
     port = find_free_port()
     process = start(served, port, "--tls-certificate", str(certificate), "--tls-key", str(key))
     try:

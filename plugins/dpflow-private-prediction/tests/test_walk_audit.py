@@ -202,18 +202,6 @@ def test_a_query_sees_the_rows_that_are_not_above_it() -> None:
     assert drawn.min() >= below and drawn.max() <= upto and len(set(drawn.tolist())) > 3
 
 
-def optimum(y: Any, changes: int) -> int:
-    """Fewest errors of a function that starts at 0 and changes at most so many times, on ordered
-    labels.
-    """
-    best = np.array([0] + [10**9] * changes)
-    for label in y:
-        switched = np.concatenate([[10**9], best[:-1]])
-        best = np.minimum(best, switched)
-        best = best + np.array([label != (k % 2) for k in range(changes + 1)])
-    return int(min(best.min(), 10**9))
-
-
 def test_lemma_5_2_on_random_rows() -> None:
     """Training error <= Opt + (k+2) T/n + exp(-eps T/2), for distinct values, any labels, k, T and
     epsilon.
@@ -228,9 +216,14 @@ def test_lemma_5_2_on_random_rows() -> None:
         error = float(
             np.where(y == 1, sigmoid(-eps * values / 2), sigmoid(eps * values / 2)).mean()
         )
-        worst = max(
-            worst, error - optimum(y, k) / n - (k + 2) * level / n - math.exp(-eps * level / 2)
-        )
+        # Fewest errors of a function that starts at 0 and changes at most k times.
+        best = np.array([0] + [10**9] * k)
+        for label in y:
+            switched = np.concatenate([[10**9], best[:-1]])
+            best = np.minimum(best, switched)
+            best = best + np.array([label != (k % 2) for k in range(k + 1)])
+        optimum = int(min(best.min(), 10**9))
+        worst = max(worst, error - optimum / n - (k + 2) * level / n - math.exp(-eps * level / 2))
     assert worst < 0
 
 

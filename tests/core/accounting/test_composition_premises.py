@@ -13,6 +13,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from calculator_rows import calculator_rows
 from dpflow_private_learning.building_blocks import adaptive_calls
 from dpflow_stable_median.building_blocks import lecture_sizes
 
@@ -157,12 +158,6 @@ def test_different_steps_by_theorem_2_4() -> None:
 # --- calculators --------------------------------------------------------------------------------
 
 
-def run(name: str, **inputs: Any) -> list[dict[str, Any]]:
-    """The rows of a calculator's table."""
-    sheet = Registry.load().find_calculator(name).run(inputs)
-    return [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
-
-
 @pytest.mark.parametrize("mechanism", ["pure", "bounded-range"])
 @pytest.mark.parametrize("epsilon", [F(1, 20), F(9, 10), F(3)])
 def test_calculators_recommend_what_no_mechanism_breaks(mechanism: str, epsilon: Fraction) -> None:
@@ -172,19 +167,23 @@ def test_calculators_recommend_what_no_mechanism_breaks(mechanism: str, epsilon:
     delta, classes = 1e-5, {"mechanism": mechanism}
     asked = str(float(epsilon))
     for count in (1, 30, 150):
-        rows = run("composition", count=count, delta=delta, epsilon=asked, **classes)
+        rows = calculator_rows("composition", count=count, delta=delta, epsilon=asked, **classes)
         step = max(row["largest step"] for row in rows)
         assert not breaks_claim(mechanism, F(step), count, float(epsilon), delta)
-        rows = run("composition", count=count, delta=delta, each="0.01", **classes)
+        rows = calculator_rows("composition", count=count, delta=delta, each="0.01", **classes)
         total = min(row["total epsilon"] for row in rows)
         assert not breaks_claim(mechanism, F(1, 100), count, total, delta)
-        (row,) = run("prediction_budget", epsilon=asked, predictions=count, delta=delta, **classes)
+        (row,) = calculator_rows(
+            "prediction_budget", epsilon=asked, predictions=count, delta=delta, **classes
+        )
         # The table shows six digits.
         step = F(row[row["take"]]) * (1 - F(1, 10**5))
         assert not breaks_claim(mechanism, step, count, float(epsilon), delta)
-    (row,) = run("prediction_count", epsilon=asked, delta=delta, each=str(epsilon / 30), **classes)
+    (row,) = calculator_rows(
+        "prediction_count", epsilon=asked, delta=delta, each=str(epsilon / 30), **classes
+    )
     assert not breaks_claim(mechanism, epsilon / 30, row[row["take"]], float(epsilon), delta)
-    rows = run("steps", steps=["1"] * 150, epsilon=asked, delta=delta)
+    rows = calculator_rows("steps", steps=["1"] * 150, epsilon=asked, delta=delta)
     step = F(rows[0]["epsilon"]) * (1 - F(1, 10**12))
     assert not breaks_claim("pure", step, 150, float(epsilon), delta)
 
@@ -205,7 +204,7 @@ def test_groups_pay_what_a_chain_of_neighbours_can() -> None:
     """`group` is met with equality by a chain of tables, each as far from the last as allowed."""
     epsilon, delta = F(1, 10), F(1, 10**6)
     odds, chance = exp_down(epsilon), F(0)
-    for row in run("group", epsilon="0.1", delta="1e-6", sizes=list(range(1, 8))):
+    for row in calculator_rows("group", epsilon="0.1", delta="1e-6", sizes=list(range(1, 8))):
         chance = odds * chance + delta
         assert chance * (1 - F(1, 10**6)) <= F(row["delta"])
         assert F(row["delta"]) <= chance * (1 + F(1, 10**6)) and row["epsilon"] == pytest.approx(
@@ -230,7 +229,7 @@ def test_sizes_are_planned_with_steps_that_no_mechanism_breaks(name: str) -> Non
     """
     delta = 1e-5
     refuted = []
-    for row in run(name, epsilon=["0.1", "1"], predictions=[1, 30, 150], delta=delta):
+    for row in calculator_rows(name, epsilon=["0.1", "1"], predictions=[1, 30, 150], delta=delta):
         epsilon, count = float(row["epsilon"]), row["predictions"]
         # The table shows six digits.
         step = F(row["each"]) * (1 - F(1, 10**5))

@@ -6,7 +6,6 @@ Adaptive means: two-point distributions, whose groups' means are binomials.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from math import ceil, comb, log
 
 import pytest
@@ -94,8 +93,7 @@ def test_the_best_rule_needs_no_more_rows(alpha: float, beta: float) -> None:
     assert misled(rows) <= beta < misled(rows // 10**5)
 
 
-def _coins() -> Iterator[float]:
-    yield from (0.5, 0.4, 0.25, 0.1, 0.03)
+COINS = (0.5, 0.4, 0.25, 0.1, 0.03)
 
 
 @pytest.mark.parametrize("queries", [1, 30, 1000])
@@ -109,8 +107,8 @@ def test_split_means_need_no_more_rows(queries: int, tau: float) -> None:
         low, high = ceil(rows * (p - tau)) - 1, rows * (p + tau)
         return float(binom.cdf(low, rows, p) + binom.sf(high, rows, p))
 
-    assert all(off(rows, p) <= beta / queries for p in _coins())
-    assert any(off(rows // 3, p) > beta / queries for p in _coins())
+    assert all(off(rows, p) <= beta / queries for p in COINS)
+    assert any(off(rows // 3, p) > beta / queries for p in COINS)
 
 
 @pytest.mark.parametrize("queries", [1, 30, 1000])
@@ -129,4 +127,4 @@ def test_medians_of_split_groups_need_no_more_groups(queries: int) -> None:
         # The median is beyond an end if half of the groups are.
         return sum(float(binom.sf(ceil(groups / 2) - 1, groups, end)) for end in (above, below))
 
-    assert all(off(groups, p) <= 0.05 / queries for p in _coins())
+    assert all(off(groups, p) <= 0.05 / queries for p in COINS)

@@ -29,7 +29,7 @@ GOOD: dict[str, Any] = {
 }
 
 
-def declare_table(**changes: Any) -> Table:
+def declare_good(**changes: Any) -> Table:
     return Table.model_validate(GOOD | changes)
 
 
@@ -61,7 +61,7 @@ def declare_table(**changes: Any) -> Table:
 def test_half_said_declarations_are_refused(changes: dict[str, Any], message: str) -> None:
     """Each mistake is named with its field."""
     with pytest.raises(ValidationError) as caught:
-        declare_table(**changes)
+        declare_good(**changes)
     assert re.search(message, describe_problems(caught.value))
 
 
@@ -79,25 +79,25 @@ def test_numbers_are_taken_exactly() -> None:
 def test_unknown_columns_list_close_matches() -> None:
     """A typo is answered with the name that was meant."""
     with pytest.raises(UnknownName, match="did you mean 'age'"):
-        declare_table().column("agee")
+        declare_good().column("agee")
 
 
 def test_no_bounds_no_plan() -> None:
     """Bounds and public keys are asked for by the name of the column that lacks them."""
     with pytest.raises(PlanRefused, match="column 'note' of table 'visits' declares no bounds"):
-        declare_table().bounded_column("note")
+        declare_good().bounded_column("note")
     with pytest.raises(PlanRefused, match="declares no public keys"):
-        declare_table().public_keys("note")
+        declare_good().public_keys("note")
 
 
 def test_the_digest_of_a_declaration_ignores_where_the_file_is() -> None:
     """Moving a database does not make a paid release unpaid."""
-    assert declare_table().stored_form() == declare_table(database="elsewhere.duckdb").stored_form()
+    assert declare_good().stored_form() == declare_good(database="elsewhere.duckdb").stored_form()
 
 
 def test_what_is_protected_is_said_in_words() -> None:
     """Budgets can print what they protect."""
-    table = declare_table(protects="unit-block", block="day")
+    table = declare_good(protects="unit-block", block="day")
     assert table.protection_text == "all rows of one user in one day (add-remove)"
 
 
@@ -164,7 +164,7 @@ def test_bounds_written_as_dates_are_answered_in_dates() -> None:
 def test_a_mistake_is_a_sentence_with_an_example(changes: dict[str, Any], text: str) -> None:
     """The field's path, what it must be, and how it is written; never a word about Python."""
     with pytest.raises(ValidationError) as caught:
-        declare_table(**changes)
+        declare_good(**changes)
     found = describe_problems(caught.value)
     assert text in found
     assert not re.search("Input|valid|instance|dictionary|Field required", found)
@@ -202,7 +202,7 @@ def test_a_backend_brings_its_kind_of_source(lake: type[ServerSource]) -> None:
     assert table.place == "lake east" and "trusting deep water" in table.protection_text
     assert Table.model_validate(table.model_dump(exclude={"database"})) == table
     assert table.stored_form() == table.model_copy(update={"database": "x"}).stored_form()
-    assert table.stored_form() != declare_table().stored_form()
+    assert table.stored_form() != declare_good().stored_form()
     (schema,) = [
         d for d in Table.model_json_schema()["$defs"].values() if "lake" in d["properties"]
     ]
@@ -215,6 +215,6 @@ def test_a_backend_brings_its_kind_of_source(lake: type[ServerSource]) -> None:
         assert describe_problems(caught.value).startswith("source: ")
     for changes in ({"backend": "lake"}, {"source": {"lake": "east"}}):
         with pytest.raises(ValidationError, match="two places|on a lake"):
-            declare_table(**changes)
+            declare_good(**changes)
     with pytest.raises(ValidationError, match="on a lake"):
         Table.model_validate(fields | {"source": {"lake": "east"}, "backend": "duckdb"})

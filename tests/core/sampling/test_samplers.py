@@ -214,22 +214,6 @@ LAWS_OF_CELLS = [
 ]
 
 
-def words_near_cuts(law: Law) -> list[int]:
-    """Words that the table decides: beside each cut, and about where the floats' margin ends."""
-    table = Inversion(law).table
-    margin = round(2**65 * (2.0**-38 + table.tail * 2.0**-52))
-    cuts = zip(table.first.tolist(), table.last.tolist(), strict=True)
-    words = {
-        word
-        for first, last in cuts
-        for step in (1, margin - 2**12, margin, margin + 2**12)
-        for word in (first - step, last + step)
-    }
-    tail = int(table.first[-1])
-    undecided = {u for a, b in zip(table.first.tolist(), table.last.tolist()) for u in (a, b)}
-    return sorted(word for word in words - undecided if 0 <= word < tail)
-
-
 def decided_by_floats(law: Law, words: list[int]) -> npt.NDArray[np.int64]:
     """The cells of these words as the first draws of a law find them."""
     batches = [words[i : i + 1000] for i in range(0, len(words), 1000)]
@@ -242,7 +226,19 @@ def test_floats_decide_as_the_table_does(law: Law, monkeypatch: pytest.MonkeyPat
     """A word next to a cut and one at the end of the floats' margin have the table's cell; sums that
     are wrong by 2^-30 are noticed.
     """
-    words = words_near_cuts(law)
+    # Words that the table decides: beside each cut, and about where the floats' margin ends.
+    table = Inversion(law).table
+    margin = round(2**65 * (2.0**-38 + table.tail * 2.0**-52))
+    cuts = zip(table.first.tolist(), table.last.tolist(), strict=True)
+    near = {
+        word
+        for first, last in cuts
+        for step in (1, margin - 2**12, margin, margin + 2**12)
+        for word in (first - step, last + step)
+    }
+    tail = int(table.first[-1])
+    undecided = {u for a, b in zip(table.first.tolist(), table.last.tolist()) for u in (a, b)}
+    words = sorted(word for word in near - undecided if 0 <= word < tail)
     expected = Inversion(law).table.draw_cells(len(words), ScriptedSource(words))
     assert (decided_by_floats(law, words) == expected).all()
     exact = Law.sum_weights

@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
 import pytest
 
 from dpflow.core.toolbox.budget_split import balance_shares, round_shares
-
-
-def balance_in_all_steps(
-    errors: Sequence[Sequence[float]], weights: Sequence[Fraction], power: int
-) -> list[Fraction]:
-    """A thousand steps, however little the last of them change."""
-    a = np.maximum(np.array(errors, dtype=np.float64), 1e-300)
-    a /= a.sum(axis=1, keepdims=True)
-    w = np.array([float(weight / sum(weights)) for weight in weights])
-    step, cost = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
-    for _ in range(1000):
-        parts = a * cost ** (-1 / power)
-        target = w @ (parts / parts.sum(axis=1, keepdims=True))
-        cost = cost ** (1 - step) * np.maximum(target, 1e-12) ** step
-        cost /= cost.sum()
-    return round_shares(cost.tolist())
 
 
 @pytest.mark.parametrize("power", [1, 2])
@@ -43,6 +26,14 @@ def test_shares_that_stand_are_those_of_all_steps(power: int) -> None:
         for row in errors:
             row[chance.randrange(vectors)] += 1
         weights = [Fraction(chance.randint(1, 9)) for _ in range(measures)]
-        assert balance_shares(errors, weights, power) == balance_in_all_steps(
-            errors, weights, power
-        )
+        # A thousand steps, however little the last of them change.
+        a = np.maximum(np.array(errors, dtype=np.float64), 1e-300)
+        a /= a.sum(axis=1, keepdims=True)
+        w = np.array([float(weight / sum(weights)) for weight in weights])
+        step, cost = power / (power + 1), np.full(a.shape[1], 1 / a.shape[1])
+        for _ in range(1000):
+            parts = a * cost ** (-1 / power)
+            target = w @ (parts / parts.sum(axis=1, keepdims=True))
+            cost = cost ** (1 - step) * np.maximum(target, 1e-12) ** step
+            cost /= cost.sum()
+        assert balance_shares(errors, weights, power) == round_shares(cost.tolist())

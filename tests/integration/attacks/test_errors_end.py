@@ -338,16 +338,6 @@ def _library_errors() -> list[Callable[[], BaseException]]:
 ERRORS = _library_errors()
 
 
-def complain(number: int) -> None:
-    """Fail as a library would that says all it can."""
-    try:
-        raise ValueError(f"{TEXT} caused it")
-    except ValueError as cause:
-        error = ERRORS[number % len(ERRORS)]()
-        error.add_note(f"and {NUMBER} did")
-        raise error from cause
-
-
 class FailingConnection:
     """A connection to DuckDB of which the n-th call fails."""
 
@@ -362,7 +352,13 @@ class FailingConnection:
         @functools.wraps(inner)
         def call(*args: Any, **kwargs: Any) -> Any:
             if next(self._calls) == self._fatal:
-                complain(self._fatal)
+                # As a library would that says all it can.
+                try:
+                    raise ValueError(f"{TEXT} caused it")
+                except ValueError as cause:
+                    error = ERRORS[self._fatal % len(ERRORS)]()
+                    error.add_note(f"and {NUMBER} did")
+                    raise error from cause
             given = inner(*args, **kwargs)
             return self if given is self._raw else given
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import ipaddress
 import json
 import os
 import re
 import shlex
+import shutil
 import signal
 import ssl
 import subprocess
@@ -21,6 +20,7 @@ import pytest
 import yaml
 from airflow_settings import find_wrong_settings
 from compose_services import load_script
+from own_certificate import write_certificate
 from service_world import RELEASE, TOKENS, asker, task
 from sql_world import DECLARATION
 
@@ -148,39 +148,6 @@ def move(text: str, places: dict[str, str]) -> str:
     return text
 
 
-def mount_config(folder: Path, files: dict[str, str]) -> None:
-    """Files as a kubelet mounts a ConfigMap: links into a folder that is exchanged whole."""
-    (folder / "..1").mkdir(parents=True)
-    (folder / "..data").symlink_to("..1")
-    for name, text in files.items():
-        (folder / "..1" / name).write_text(text)
-        (folder / name).symlink_to(f"..data/{name}")
-
-
-def write_certificate(folder: Path) -> None:
-    """A certificate of loopback that signs itself, as the Secret and the ConfigMap have it."""
-    from cryptography import x509
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
-    now = dt.datetime.now(dt.UTC)
-    address = x509.IPAddress(ipaddress.ip_address("127.0.0.1"))
-    day = dt.timedelta(days=1)
-    made = (
-        x509.CertificateBuilder(name, name, key.public_key(), 1, now - day, now + day)
-        .add_extension(x509.SubjectAlternativeName([address]), False)
-        .sign(key, hashes.SHA256())
-    )
-    encoding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
-    folder.mkdir()
-    for file in ("tls.crt", "ca.crt"):
-        (folder / file).write_bytes(made.public_bytes(encoding))
-    secret = key.private_bytes(encoding, form, serialization.NoEncryption())
-    (folder / "tls.key").write_bytes(secret)
-
-
 def run_owner(environment: dict[str, str], root: Path, places: dict[str, str]) -> None:
     """The page's commands in the owner's pod; then files of the anchor as fsGroup leaves a volume."""
     page = (ROOT / "docs" / "how-to" / "deploy.md").read_text()
@@ -219,8 +186,19 @@ def test_a_task_releases_at_the_service(
     ann = asker("ann", scope="visits", role="scheduler", dag_prefixes=["team_a_"])
     service = {"tables": {"visits": "visits.yml"}, "principals": {"ann": ann}}
     files = {"service.yml": yaml.safe_dump(service), "visits.yml": yaml.safe_dump(declaration)}
-    mount_config(tmp_path / "service", files)
-    write_certificate(tmp_path / "tls")
+    # Files as a kubelet mounts a ConfigMap: links into a folder that is exchanged whole.
+    folder = tmp_path / "service"
+    (folder / "..1").mkdir(parents=True)
+    (folder / "..data").symlink_to("..1")
+    for name, text in files.items():
+        (folder / "..1" / name).write_text(text)
+        (folder / name).symlink_to(f"..data/{name}")
+    # As the Secret and the ConfigMap have it.
+    (tmp_path / "tls").mkdir()
+    certificate = write_certificate(tmp_path / "tls")
+    for file in ("tls.crt", "ca.crt"):
+        shutil.copy(certificate, tmp_path / "tls" / file)
+    certificate.with_name("key.pem").rename(tmp_path / "tls" / "tls.key")
     rows = [f"p{i},{('Oslo', 'Rome')[i % 2]}\n" for i in range(400)]
     (tmp_path / "tmp" / "visits.csv").write_text("person,city\n" + "".join(rows))
     port = find_free_port()

@@ -329,16 +329,12 @@ def prepare_owner(machine: Machine, ledger: str, tokens: dict[str, tuple[str, st
         machine.own("ledger", "quota", scope, "--epsilon", "5", *period)
 
 
-def list_places(machine: Machine, service: Service) -> list[str]:
-    """Every file and folder of the owner, and what the kernel shows of the running service."""
-    home, process = machine.home("owner"), Path(f"/proc/{service.process.pid}")
-    shown = [process / name for name in ("environ", "mem", "cwd/service.yml", "fd/0", "root/etc/hostname", "maps")]  # fmt: skip
-    return [str(home), *map(str, home.rglob("*")), *map(str, shown), *machine.closed]
-
-
 def require_closed(machine: Machine, service: Service) -> None:
     """No other user opens any of it. The owner opens all that is on the disk, so the list is a true one."""
-    places = list_places(machine, service)
+    # Every file and folder of the owner, and what the kernel shows of the running service.
+    home, process = machine.home("owner"), Path(f"/proc/{service.process.pid}")
+    shown = [process / name for name in ("environ", "mem", "cwd/service.yml", "fd/0", "root/etc/hostname", "maps")]  # fmt: skip
+    places = [str(home), *map(str, home.rglob("*")), *map(str, shown), *machine.closed]
     assert len(places) > 25
     for user in USERS.keys() - {"owner"}:
         assert json.loads(machine.run(user, SNOOP, said=json.dumps(places))) == [], user

@@ -112,15 +112,6 @@ def read_block(page: str, title: str) -> str:
     return next(one.text for one in examples(DOCS / page) if one.title == title)
 
 
-def follow_the_note_on_3_1(dag: str) -> str:
-    """The import as the page has it for Airflow 3.1."""
-    text = (DOCS / "schedule-in-airflow.md").read_text()
-    ((name, place),) = re.findall(r"On Airflow 3.1 import `(\w+)` from `(\S+)`", text)
-    imported = f"from airflow.sdk import DAG, {name}\n"
-    assert imported in dag
-    return dag.replace(imported, f"from airflow.sdk import DAG\nfrom {place} import {name}\n")
-
-
 class Engineer:
     """A folder with data, a repository of DAGs, and an Airflow that has them as a bundle."""
 
@@ -179,7 +170,13 @@ class Engineer:
         (dags / "own.yml").write_text(contract)
         dag = own(read_block("schedule-in-airflow.md", "dags/visits_daily.py"))
         if not hasattr(sdk, "CronDataIntervalTimetable"):
-            dag = follow_the_note_on_3_1(dag)
+            text = (DOCS / "schedule-in-airflow.md").read_text()
+            ((name, place),) = re.findall(r"On Airflow 3.1 import `(\w+)` from `(\S+)`", text)
+            imported = f"from airflow.sdk import DAG, {name}\n"
+            assert imported in dag
+            dag = dag.replace(
+                imported, f"from airflow.sdk import DAG\nfrom {place} import {name}\n"
+            )
         # The days of this data are over, and a repair waits for no minutes.
         for old, new in (
             ("catchup=False,", "catchup=False,\n    end_date=datetime(2026, 1, 31),"),

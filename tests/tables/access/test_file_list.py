@@ -18,6 +18,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from declared_tables import declare_visits
 from duckdb_files import duckdb_file, load_texts
 
 from dpflow import Ledger, load_table, plan, release
@@ -51,19 +52,6 @@ def make_list(root: Path, folder: Path) -> Path:
     target = folder / "visits.files.json"
     list_files(sorted(root.rglob("*.parquet")), root, "visits", target)
     return target
-
-
-def declare(database: Path, **changes: Any) -> Table:
-    fields: dict[str, Any] = {
-        "name": "visits",
-        "database": database,
-        "privacy_unit": {"column": "person"},
-        "contribution_bounds": {"rows": 2},
-        "block": "day",
-        "protects": "unit-block",
-        "columns": {"age": {"lower": 0, "upper": 120}},
-    }
-    return Table.model_validate(fields | changes)
 
 
 def count(table: Table, *blocks: str) -> int:
@@ -113,7 +101,7 @@ def test_folders_are_blocks(tmp_path: Path) -> None:
     listed = FileList.read(file, "x")
     assert listed.columns == {"person": "VARCHAR", "age": "INTEGER", "day": "VARCHAR"}
     assert file.stat().st_mode & 0o077 == 0
-    table = declare(file)
+    table = declare_visits(file)
     assert (count(table, "2026-01-01"), count(table, "2026-01-02")) == (10, 20)
     assert count(table, "2026-01-01", "2026-01-02") == 30
 
@@ -129,10 +117,10 @@ def test_a_folder_above_names_no_column(tmp_path: Path, above: str) -> None:
     harmless = tmp_path / "year=7"
     harmless.mkdir()
     (tmp_path / "b").rename(harmless / "b")
-    assert count(declare(harmless / "b" / "visits.files.json"), "2026-01-01") == 10
+    assert count(declare_visits(harmless / "b" / "visits.files.json"), "2026-01-01") == 10
     (harmless / "b").rename(tmp_path / above / "b")
     with pytest.raises(TableUnreadable, match=f"below a folder called {above}"):
-        count(declare(tmp_path / above / "b" / "visits.files.json"), "2026-01-01")
+        count(declare_visits(tmp_path / above / "b" / "visits.files.json"), "2026-01-01")
 
 
 def test_a_release_from_parquet(tmp_path: Path) -> None:
@@ -158,7 +146,7 @@ def test_files_are_read_only_as_they_were_listed(tmp_path: Path, change: str) ->
     """A change is refused before anything is charged; listed again, it is another snapshot."""
     root = write_days(tmp_path)
     file, part = make_list(root, tmp_path), root / "day=2026-01-01" / "part.parquet"
-    before = PrivateTable(declare(file)).data_identity()
+    before = PrivateTable(declare_visits(file)).data_identity()
     if change == "removed":
         part.unlink()
     else:
@@ -168,12 +156,12 @@ def test_files_are_read_only_as_they_were_listed(tmp_path: Path, change: str) ->
             if change == "grown"
             else f"SELECT 'q' || i AS person, CAST(1 AS INTEGER) AS age, [1] AS list FROM range({rows}) t(i)"
         ).write_parquet(str(part))
-    assert PrivateTable(declare(file)).data_identity() != before
+    assert PrivateTable(declare_visits(file)).data_identity() != before
     with pytest.raises(TableUnreadable, match="list the files again"):
-        count(declare(file), "2026-01-02")
+        count(declare_visits(file), "2026-01-02")
     if change == "replaced":
         make_list(root, tmp_path)
-        assert count(declare(file), "2026-01-01") == 10
+        assert count(declare_visits(file), "2026-01-01") == 10
 
 
 def test_a_file_replaced_during_the_scan_is_tried_again(tmp_path: Path) -> None:
@@ -194,7 +182,7 @@ def test_a_retry_after_a_change_is_charged_once(
 ) -> None:
     """The reservation stays, and the next try uses it."""
     root = write_days(tmp_path)
-    table = declare(make_list(root, tmp_path))
+    table = declare_visits(make_list(root, tmp_path))
     ledger = Ledger(tmp_path / "ledger.sqlite", create=True)
     ledger.grant("visits", "1", "0", table=table, filter="basic", principal="o")
     made = plan("count", table, name="n", scope="visits", blocks=["2026-01-01"], epsilon="0.5")
@@ -299,10 +287,10 @@ def test_a_file_that_is_no_list(tmp_path: Path, text: str) -> None:
     """The message says how to write one."""
     file = tmp_path / "visits.files.json"
     with pytest.raises(TableUnreadable, match="there is no file"):
-        count(declare(file), "x")
+        count(declare_visits(file), "x")
     file.write_text(text)
     with pytest.raises(TableUnreadable, match="--in-place"):
-        count(declare(file), "x")
+        count(declare_visits(file), "x")
 
 
 def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
@@ -318,7 +306,7 @@ def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
         (root / f"{n}.parquet").write_bytes(data)
     file = make_list(root, tmp_path)
     assert len(json.loads(file.read_text())["files"]) == 1004
-    table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
+    table = declare_visits(file, block=None, protects="unit", contribution_bounds={"rows": 2000})
     request = GroupedSums(rows_per_group=2000)
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
 
@@ -356,7 +344,7 @@ def test_the_end_of_a_file_says_nothing_of_nan(
         other = {"u": [-1], "v": pa.array([1.0], kind)}
         lists = [list_numbers(tmp_path / f"{more}-{len(f)}", *f) for f in ([rows], [rows, other])]
         for number, file in enumerate((database, *lists)):
-            declared = declare(
+            declared = declare_visits(
                 file,
                 block=None,
                 protects="unit",
@@ -373,25 +361,21 @@ def test_the_end_of_a_file_says_nothing_of_nan(
     assert all(abs(answers[2, 0][i] - answers[2, 1][i]) <= 1 for i in range(3))
 
 
-def edit_footer(file: Path, old: int, new: int) -> None:
-    """Another largest value at a file's end, where it stands as a number of 32 bits."""
-    data = file.read_bytes()
-    size = struct.unpack("<I", data[-8:-4])[0]
-    footer = data[-8 - size : -8]
-    assert struct.pack("<i", old) in footer
-    footer = footer.replace(struct.pack("<i", old), struct.pack("<i", new))
-    file.write_bytes(data[: -8 - size] + footer + data[-8:])
-
-
 def test_what_a_file_says_at_its_end_is_not_believed(tmp_path: Path) -> None:
     """Keys that were said to be small filled the room of other units, and one unit became a thousand."""
     rows = {"u": pa.array([7] * 1000, pa.int32()), "k": pa.array(range(1000), pa.int32())}
     file = tmp_path / "a.parquet"
     pq.write_table(pa.table(rows), file, compression="none", use_dictionary=False)
-    edit_footer(file, 999, 3)
+    # Another largest value at the file's end, where it stands as a number of 32 bits.
+    data = file.read_bytes()
+    size = struct.unpack("<I", data[-8:-4])[0]
+    footer = data[-8 - size : -8]
+    assert struct.pack("<i", 999) in footer
+    footer = footer.replace(struct.pack("<i", 999), struct.pack("<i", 3))
+    file.write_bytes(data[: -8 - size] + footer + data[-8:])
     list_files([file], tmp_path, "visits", tmp_path / "t.files.json")
     fields = {"privacy_unit": {"column": "u"}, "columns": {"k": {}}}
-    table = declare(tmp_path / "t.files.json", block=None, protects="unit", **fields)
+    table = declare_visits(tmp_path / "t.files.json", block=None, protects="unit", **fields)
     answer = PrivateTable(table).answer(GroupedSums("k", None, 1, 1), ())
     assert answer.units.tolist() == answer.rows.tolist() == [1]
 
@@ -434,7 +418,7 @@ def test_conditions_read_files_as_a_table(
         answers = []
         for name in ("t.duckdb", "t.files.json"):
             fields = {"privacy_unit": {"column": "u"}, "columns": {"v": bounds}}
-            table = declare(tmp_path / name, block=None, protects="unit", **fields)
+            table = declare_visits(tmp_path / name, block=None, protects="unit", **fields)
             answer = PrivateTable(table, where).answer(request, ())
             answers.append([answer.units.tolist(), *(one.tolist() for one in answer.sums.values())])
         assert answers[0] == answers[1], where
@@ -452,7 +436,7 @@ def test_many_rows_are_worked_on_in_parts(
     for part in range(3):
         query = f"SELECT {unit} AS person, i % 7 AS age FROM range({part}000, {part + 1}000) t(i)"
         duckdb.sql(query).write_parquet(str(root / f"{part}.parquet"))
-    table = declare(make_list(root, tmp_path), block=None, protects="unit")
+    table = declare_visits(make_list(root, tmp_path), block=None, protects="unit")
     request = GroupedSums(None, None, 1, 10, (("age", 0),))
     whole = PrivateTable(table).answer(request, ())
     asked: list[str] = []
@@ -487,7 +471,7 @@ def test_a_hundred_thousand_files(tmp_path: Path) -> None:
     start = time.process_time()
     file = make_list(root, tmp_path)
     listed = time.process_time()
-    table = declare(file, block=None, protects="unit", contribution_bounds={"rows": 200_000})
+    table = declare_visits(file, block=None, protects="unit", contribution_bounds={"rows": 200_000})
     request = GroupedSums(rows_per_group=200_000)
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 100_000
     print(f"listed in {listed - start:.0f} CPU s, read in {time.process_time() - listed:.0f} CPU s")

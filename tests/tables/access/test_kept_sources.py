@@ -67,11 +67,6 @@ def ask(file: Path, query: str = "SELECT count(*) FROM private.rows") -> Any:
         return connection.fetch_rows(query)
 
 
-def count_threads() -> int:
-    """DuckDB's, too."""
-    return len(os.listdir("/proc/self/task"))
-
-
 def open_descriptors(file: Path) -> list[str]:
     links = [Path("/proc/self/fd") / name for name in os.listdir("/proc/self/fd")]
     names = [os.readlink(link) for link in links if link.is_symlink()]
@@ -251,8 +246,8 @@ def test_few_are_kept(file: Path, starts: Mock) -> None:
     files = [make_file(file.with_name(f"{n}.duckdb"), n) for n in range(6)]
     assert [ask(file) for file in files] == [[(n,)] for n in range(6)]
     assert len(kept_sources._IDLE) == kept_sources._MAX_IDLE and starts.call_count == 6
-    threads = count_threads()
+    threads = len(os.listdir("/proc/self/task"))
     assert ask(make_file(file.with_name("6.duckdb"), 6)) == [(6,)]
-    assert count_threads() == threads
+    assert len(os.listdir("/proc/self/task")) == threads
     assert ask(files[5]) == [(5,)] and starts.call_count == 7
     assert ask(files[0]) == [(0,)] and starts.call_count == 8

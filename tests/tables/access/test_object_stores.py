@@ -12,9 +12,9 @@ import duckdb
 import fsspec
 import numpy as np
 import pytest
+from declared_tables import declare_visits
 from page_runner import inside, run_main
 
-from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, MissingExtra, TableBusy, TableUnreadable
 from dpflow.tables.access import object_stores
@@ -61,19 +61,6 @@ def make_list(root: str, folder: Path) -> Path:
     return target
 
 
-def declare(database: Path, block: str | None = "day") -> Table:
-    fields: dict[str, Any] = {
-        "name": "visits",
-        "database": database,
-        "privacy_unit": {"column": "person"},
-        "contribution_bounds": {"rows": 2},
-        "columns": {"age": {"lower": 0, "upper": 120}},
-    }
-    return Table.model_validate(
-        fields | ({"block": block, "protects": "unit-block"} if block else {})
-    )
-
-
 def test_an_object_whose_name_is_a_pattern_is_refused(
     store: tuple[Any, str], tmp_path: Path
 ) -> None:
@@ -105,7 +92,7 @@ def test_statistics_are_those_of_files(store: tuple[Any, str], tmp_path: Path) -
     request = GroupedSums(rows_per_group=100, values=(("age", 0),))
     for blocks in ((), DAYS[:1], DAYS):
         answers = [
-            PrivateTable(declare(database)).answer(request, blocks)
+            PrivateTable(declare_visits(database)).answer(request, blocks)
             for database in (remote, beside, tmp_path / "visits.duckdb")
         ]
         for other in answers[1:]:
@@ -136,7 +123,7 @@ def test_objects_are_read_only_as_they_were_listed(
     """A change is refused before anything is charged, and during the scan it is tried again."""
     files, root = store
     file, changed = make_list(root, tmp_path), f"{root}/day=2026-01-01/part.parquet"
-    before = PrivateTable(declare(file)).data_identity()
+    before = PrivateTable(declare_visits(file)).data_identity()
     with open_list(file, "table visits") as connection:
         relation = connection.find_relation("visits")
         assert connection.fetch_rows(f"SELECT count(*) FROM {relation.quoted}") == [(30,)]
@@ -149,9 +136,9 @@ def test_objects_are_read_only_as_they_were_listed(
             files.pipe(changed, bytes(other) if change == "replaced" else content + content)
         with pytest.raises(TableBusy, match="while it was read"):
             connection.fetch_rows(f"SELECT count(age) FROM {relation.quoted}")
-    assert PrivateTable(declare(file)).data_identity() != before
+    assert PrivateTable(declare_visits(file)).data_identity() != before
     with pytest.raises(TableUnreadable, match="list the files again"):
-        PrivateTable(declare(file)).answer(GroupedSums(), ["2026-01-02"])
+        PrivateTable(declare_visits(file)).answer(GroupedSums(), ["2026-01-02"])
 
 
 def test_nothing_else_is_in_reach(store: tuple[Any, str], tmp_path: Path) -> None:
@@ -244,7 +231,7 @@ def test_a_store_out_of_reach_is_tried_again(
         lambda places: object_stores.ObjectStore(opened.scheme, LostStore()),
     )
     with pytest.raises(TableBusy, match="cannot be reached") as lost:
-        PrivateTable(declare(file)).answer(GroupedSums(), DAYS)
+        PrivateTable(declare_visits(file)).answer(GroupedSums(), DAYS)
     assert "s3cret" not in str(lost.value) and TableBusy.retryable
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -205,17 +205,12 @@ def test_one_plain_column_declares_nothing(make: Any) -> None:
 # --- The claim, on every tiny table --------------------------------------------------------------------
 
 
-def tiny_units() -> Iterator[list[tuple[str, str]]]:
-    """What one unit can hold: up to three rows of two keys each."""
-    cells = list(itertools.product("ab", "xy"))
-    for size in range(4):
-        yield from map(list, itertools.combinations_with_replacement(cells, size))
-
-
 def largest_move(folder: Path, groups: int, rows: int, ask: Callable[[Table], GroupedSums]) -> int:
     """How far in L1 a unit moves the counts of combined keys, over all that it can hold."""
-    counts = []
-    for number, unit in enumerate(tiny_units()):  # of which the first holds nothing
+    # Up to three rows of two keys each, first none.
+    cells, counts = list(itertools.product("ab", "xy")), []
+    ways = [itertools.combinations_with_replacement(cells, size) for size in range(4)]
+    for number, unit in enumerate(itertools.chain(*ways)):
         path = folder / f"{groups}-{rows}-{number}.duckdb"
         with duckdb_file(path) as connection:
             connection.execute("CREATE TABLE data(u INTEGER, k VARCHAR, l VARCHAR)")

@@ -15,6 +15,7 @@ from typing import Any
 import duckdb
 import psycopg
 import pytest
+from duckdb_files import query_file
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -146,19 +147,14 @@ CASES: dict[str, tuple[dict[str, str], list[str]]] = {
 }
 
 
-def read_values(database: Path) -> list[tuple[int, str]]:
-    with duckdb.connect(str(database), read_only=True) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        query = "SELECT line, CAST(v AS VARCHAR) FROM visits ORDER BY line"
-        return connection.execute(query).fetchall()
-
-
 def load_all(folder: Path, source: Any) -> tuple[LoadReport, dict[int, str]]:
     """Load what can be taken: the report, and the values by line."""
     database = folder / "visits.duckdb"
     database.unlink(missing_ok=True)
     report = load_rows(source, database, "visits", max_rejects=10**9)
-    return report, dict(read_values(database))
+    return report, dict(
+        query_file(database, "SELECT line, CAST(v AS VARCHAR) FROM visits ORDER BY line")
+    )
 
 
 def csv_source(folder: Path, kind: str, texts: list[str], **form: Any) -> CsvSource:

@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from duckdb_files import query_file, read_table
 from forked_programs import ForkedProgram, run_forked
 
 from dpflow.core.contract.declaration import Table
@@ -53,11 +54,6 @@ def write(folder: Path, name: str, content: str | bytes) -> Path:
     return file
 
 
-def rows(database: Path, query: str = "FROM visits ORDER BY ALL") -> list[Any]:
-    with duckdb.connect(str(database), read_only=True) as connection:
-        return connection.execute(query).fetchall()
-
-
 def load(folder: Path, source: Any, **options: Any) -> LoadReport:
     return load_rows(source, folder / "visits.duckdb", "visits", **options)
 
@@ -72,7 +68,7 @@ def test_a_csv_file_is_loaded_with_the_declared_types(tmp_path: Path, name: str)
     report = load(tmp_path, csv(tmp_path, GOOD, name))
     assert (report.loaded, report.rows, report.rejected) == (True, 3, 0)
     database = tmp_path / "visits.duckdb"
-    assert rows(database) == [("p1", "Oslo", 3), ("p2", None, 4), ("p3", "Rome", None)]
+    assert read_table(database) == [("p1", "Oslo", 3), ("p2", None, 4), ("p3", "Rome", None)]
     assert database.stat().st_mode & 0o077 == 0
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
@@ -81,7 +77,7 @@ def test_columns_that_nobody_declared_stay_out(tmp_path: Path) -> None:
     """And the declared ones may stand in any order."""
     source = CsvSource([write(tmp_path, "v.csv", GOOD)], {"age": "INTEGER", "person": "VARCHAR"})
     assert load(tmp_path, source).ignored_columns == ("city",)
-    assert rows(tmp_path / "visits.duckdb") == [(3, "p1"), (4, "p2"), (None, "p3")]
+    assert read_table(tmp_path / "visits.duckdb") == [(3, "p1"), (4, "p2"), (None, "p3")]
 
 
 def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
@@ -89,7 +85,7 @@ def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
     told: list[LoadReport] = []
     with pytest.raises(TableUnreadable, match="nothing was loaded") as refused:
         load(tmp_path, csv(tmp_path, BAD), tell=told.append)
-    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
+    assert query_file(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
     (report,) = told
     assert (report.loaded, report.rows, report.rejected) == (False, 2, 5)
     kinds = {(r.column, r.kind, r.rows, r.lines) for r in report.rejects}
@@ -104,7 +100,7 @@ def test_one_rejected_row_refuses_the_load(tmp_path: Path) -> None:
     text = (str(refused.value) + repr(report)).replace(str(tmp_path), "")
     assert "5" not in text
     assert load(tmp_path, csv(tmp_path, BAD), max_rejects=5).loaded
-    assert rows(tmp_path / "visits.duckdb") == [("p1", "Oslo", 3), ("p7", "Rome", 8)]
+    assert read_table(tmp_path / "visits.duckdb") == [("p1", "Oslo", 3), ("p7", "Rome", 8)]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +120,7 @@ def test_a_stray_quote_swallows_no_row(tmp_path: Path, content: str) -> None:
 def test_line_ends_in_values_are_the_owners_word(tmp_path: Path) -> None:
     """And then they are values."""
     load(tmp_path, csv(tmp_path, 'person,city,age\np1,"Os\nlo",3\n', multiline=True))
-    assert rows(tmp_path / "visits.duckdb") == [("p1", "Os\nlo", 3)]
+    assert read_table(tmp_path / "visits.duckdb") == [("p1", "Os\nlo", 3)]
 
 
 def test_nothing_of_a_format_is_guessed(tmp_path: Path) -> None:
@@ -136,7 +132,7 @@ def test_nothing_of_a_format_is_guessed(tmp_path: Path) -> None:
         CsvFormat(delimiter=";", quote="'", missing=("", "NA"), date_format="%d.%m.%Y"),
     )
     load(tmp_path, source)
-    assert rows(
+    assert query_file(
         tmp_path / "visits.duckdb", "SELECT person, city, CAST(day AS VARCHAR) FROM visits"
     ) == [("p;1", None, "2026-01-31")]
 
@@ -157,10 +153,10 @@ def test_the_same_source_again_changes_nothing(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="say replace"):
         load(tmp_path, other)
     load(tmp_path, other, replace=True)
-    assert rows(tmp_path / "visits.duckdb") == [("q", "Oslo", 1)]
+    assert read_table(tmp_path / "visits.duckdb") == [("q", "Oslo", 1)]
     # What was replaced may be loaded again.
     load(tmp_path, csv(tmp_path, GOOD), replace=True)
-    assert len(rows(tmp_path / "visits.duckdb")) == 3
+    assert len(read_table(tmp_path / "visits.duckdb")) == 3
 
 
 def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
@@ -174,7 +170,7 @@ def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
     load(tmp_path, day("1.csv", "a,2026-01-01", "b,2026-01-01"), by="day")
     load(tmp_path, day("2.csv", "a,2026-01-02"), by="day")
     assert load(tmp_path, day("2.csv", "a,2026-01-02"), by="day").repeated
-    assert len(rows(tmp_path / "visits.duckdb")) == 3
+    assert len(read_table(tmp_path / "visits.duckdb")) == 3
     late = day("late.csv", "c,2026-01-01", "d,", "e,2026-01-03")
     with pytest.raises(InvalidInput, match="rows of blocks"):
         load(tmp_path, late, by="day", max_rejects=1)
@@ -187,13 +183,13 @@ def test_blocks_are_added_and_replaced(tmp_path: Path) -> None:
         ("day", "another block", 1),
     }
     load(tmp_path, late, **options, max_rejects=2)
-    names = rows(
+    names = query_file(
         tmp_path / "visits.duckdb", "SELECT person, CAST(day AS VARCHAR) FROM visits ORDER BY ALL"
     )
     assert names == [("a", "2026-01-02"), ("c", "2026-01-01")]
     # A block that is delivered again without rows has none.
     load(tmp_path, day("empty.csv"), **options)
-    assert len(rows(tmp_path / "visits.duckdb")) == 1
+    assert len(read_table(tmp_path / "visits.duckdb")) == 1
 
 
 def test_files_of_other_columns_are_refused(tmp_path: Path) -> None:
@@ -225,17 +221,17 @@ def test_json_lines_and_arrays(tmp_path: Path) -> None:
         ("", "not JSON", 2),
         ("age", "not INTEGER", 1),
     }
-    assert rows(tmp_path / "visits.duckdb") == [("p1", None, 3), (None, '{"a":1}', None)]
+    assert read_table(tmp_path / "visits.duckdb") == [("p1", None, 3), (None, '{"a":1}', None)]
     array = JsonSource([write(tmp_path, "v.json", json.dumps([{"person": "q", "age": 7}]))], VISITS)
     load(tmp_path, array, replace=True)
-    assert rows(tmp_path / "visits.duckdb") == [("q", None, 7)]
+    assert read_table(tmp_path / "visits.duckdb") == [("q", None, 7)]
     broken = JsonSource(
         [write(tmp_path, "b.json", '[{"person": "secret", "age": 7}, {"per')], VISITS
     )
     with pytest.raises(TableUnreadable) as refused:
         load(tmp_path, broken, replace=True)
     assert "secret" not in str(refused.value)
-    assert rows(tmp_path / "visits.duckdb") == [("q", None, 7)]
+    assert read_table(tmp_path / "visits.duckdb") == [("q", None, 7)]
 
 
 def test_parquet_files_bring_their_types(tmp_path: Path) -> None:
@@ -245,7 +241,7 @@ def test_parquet_files_bring_their_types(tmp_path: Path) -> None:
     columns = parquet_columns([file])
     assert columns == {"person": "VARCHAR", "age": "INTEGER"}
     assert load(tmp_path, ParquetSource([file], columns)).ignored_columns == ("list",)
-    assert rows(tmp_path / "visits.duckdb") == [("p1", 3)]
+    assert read_table(tmp_path / "visits.duckdb") == [("p1", 3)]
     file.write_bytes(file.read_bytes()[:-20])
     with pytest.raises(TableUnreadable):
         parquet_columns([file])
@@ -260,7 +256,11 @@ def test_frames_are_loaded_by_declared_types(tmp_path: Path) -> None:
     )
     told: list[LoadReport] = []
     load(tmp_path, ObjectSource(frame, VISITS), tell=told.append)
-    assert rows(tmp_path / "visits.duckdb") == [("p1", None, 3), ("p2", "5", None), ("p3", "x", 2)]
+    assert read_table(tmp_path / "visits.duckdb") == [
+        ("p1", None, 3),
+        ("p2", "5", None),
+        ("p3", "x", 2),
+    ]
     assert load(tmp_path, ObjectSource(frame.copy(), VISITS)).repeated
     texts = ObjectSource(frame.astype({"age": object}).assign(age=["3", None, "x"]), VISITS)
     with pytest.raises(TableUnreadable, match="rejected"):
@@ -283,7 +283,7 @@ def test_a_file_that_is_written_meanwhile_is_tried_again(tmp_path: Path) -> None
     write(tmp_path, "visits.csv", GOOD + "p9,Oslo,1\n")
     with pytest.raises(TableBusy, match="was written while it was read"):
         load(tmp_path, source)
-    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
+    assert query_file(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()") == [(0,)]
 
 
 @pytest.mark.parametrize("point", ["load.before-commit", "load.after-commit"])
@@ -302,10 +302,10 @@ except SystemExit as end:
     assert not end.code
 """
     assert run_forked(script, fault=point) == -9
-    tables = rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()")
+    tables = query_file(tmp_path / "visits.duckdb", "SELECT count(*) FROM duckdb_tables()")
     assert tables == [(2 if "after" in point else 0,)]
     assert run_forked(script) == 0
-    assert len(rows(tmp_path / "visits.duckdb")) == 3
+    assert len(read_table(tmp_path / "visits.duckdb")) == 3
 
 
 def test_loads_of_two_processes_wait_for_each_other(tmp_path: Path) -> None:
@@ -323,7 +323,7 @@ load_rows(source, Path(sys.argv[3]), "visits", by="day", blocks=[sys.argv[2]])
         file = write(tmp_path, f"day{day}.csv", f"person,day\np1,{day}\n")
         running.append(ForkedProgram(program, str(file), day, str(tmp_path / "visits.duckdb")))
     assert [process.wait()[0] for process in running] == [0] * 6
-    assert rows(tmp_path / "visits.duckdb", "SELECT count(*) FROM visits") == [(6,)]
+    assert query_file(tmp_path / "visits.duckdb", "SELECT count(*) FROM visits") == [(6,)]
 
 
 def test_a_reader_keeps_the_owner_waiting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -398,7 +398,9 @@ def test_packed_and_plain_files_are_one_source(tmp_path: Path) -> None:
     """Each says by its name how it is packed."""
     files = [write(tmp_path, name, GOOD) for name in ("a.csv", "b.csv.gz")]
     assert load(tmp_path, CsvSource(files, VISITS)).rows == 6
-    assert rows(tmp_path / "visits.duckdb", "SELECT count(*), sum(age) FROM visits") == [(6, 14)]
+    assert query_file(tmp_path / "visits.duckdb", "SELECT count(*), sum(age) FROM visits") == [
+        (6, 14)
+    ]
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Tokyo", "America/New_York"])
@@ -434,7 +436,7 @@ def test_a_source_is_loaded_for_each_block_that_is_asked_for(tmp_path: Path) -> 
     for day in ("2026-01-03", "2026-01-04") * 2:
         report = load(tmp_path, CsvSource([file], columns), by="day", blocks=[day], max_rejects=1)
         assert report.loaded != report.repeated
-    assert report.repeated and len(rows(tmp_path / "visits.duckdb")) == 2
+    assert report.repeated and len(read_table(tmp_path / "visits.duckdb")) == 2
 
 
 @pytest.mark.parametrize("by", [None, "day"])
@@ -488,7 +490,7 @@ def test_parquet_files_of_other_types_lose_nothing(tmp_path: Path, turned: bool)
     # 2^53 + 1 is no DOUBLE.
     assert report.rejected == 1 and report.ignored_columns == ("more",)
     query = "SELECT u, x, CAST(d AS VARCHAR) FROM visits ORDER BY u"
-    assert rows(tmp_path / "visits.duckdb", query) == [
+    assert query_file(tmp_path / "visits.duckdb", query) == [
         ("b", 1.5, "2026-01-02 23:59:00"),
         ("c", float(np.float32(0.1)), "2026-01-03 00:00:00"),
     ]

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import psycopg
 import pytest
+from duckdb_files import query_file
 
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.loading.load_rows import load_rows
@@ -42,12 +42,6 @@ def server(postgres: Callable[[], str]) -> str:
     return url
 
 
-def rows(database: Path, query: str) -> list[Any]:
-    with duckdb.connect(str(database), read_only=True) as connection:
-        connection.execute("SET TimeZone = 'UTC'")
-        return connection.execute(query).fetchall()
-
-
 def test_values_arrive_as_they_were(server: str, tmp_path: Path) -> None:
     """With the server's types; what no declaration can use stays out."""
     database = tmp_path / "visits.duckdb"
@@ -58,7 +52,7 @@ def test_values_arrive_as_they_were(server: str, tmp_path: Path) -> None:
         assert load_rows(source, database, "visits").rows == 3
     text = "SELECT person, city, age, CAST(cost AS VARCHAR), CAST(x AS VARCHAR), ok, CAST(day AS VARCHAR), "
     text += 'CAST("at" AS VARCHAR), mood FROM visits ORDER BY person'
-    assert rows(database, text) == [
+    assert query_file(database, text) == [
         ("", None, None, None, "inf", False, "2026-01-02", None, None),
         ("p\n3", "", -7, "-99999999.99", "nan", None, "2026-01-02", "infinity", "sad"),
         (
@@ -83,7 +77,7 @@ def test_only_the_blocks_that_are_asked_for(server: str, tmp_path: Path) -> None
             server, "visits", {"person": "VARCHAR", "day": "DATE"}, by="day", blocks=[day]
         ) as source:
             load_rows(source, database, "visits", by="day", blocks=[day])
-        assert rows(database, "SELECT count(*) FROM visits") == [(there,)]
+        assert query_file(database, "SELECT count(*) FROM visits") == [(there,)]
 
 
 @pytest.mark.timeout(60)
@@ -211,8 +205,8 @@ def test_padded_texts_arrive_as_the_server_compares_them(people: str, tmp_path: 
     with copy_postgres(people, "people", columns, by="segment", blocks=["BUILDING"]) as source:
         load_rows(source, database, "people", by="segment", blocks=["BUILDING"])
     query = "SELECT DISTINCT segment, padded, plain, v FROM people"
-    assert rows(database, query) == [("BUILDING", "a b", " c ", "v")]
-    assert rows(database, "SELECT count(*) FROM people WHERE segment = 'BUILDING'") == [(20,)]
+    assert query_file(database, query) == [("BUILDING", "a b", " c ", "v")]
+    assert query_file(database, "SELECT count(*) FROM people WHERE segment = 'BUILDING'") == [(20,)]
 
 
 @pytest.mark.parametrize(
@@ -243,4 +237,4 @@ def test_a_view_with_one_text_for_each_person_is_loaded(people: str, tmp_path: P
     database = tmp_path / "people.duckdb"
     with copy_postgres(people, "folded") as source:
         load_rows(source, database, "people")
-    assert rows(database, "SELECT count(DISTINCT u) FROM people") == [(10,)]
+    assert query_file(database, "SELECT count(DISTINCT u) FROM people") == [(10,)]

@@ -11,6 +11,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from duckdb_files import read_table
 
 from dpflow.errors import NotPublished, TableUnreadable
 from dpflow.tables.public.named_tables import (
@@ -23,10 +24,6 @@ from dpflow.tables.public.named_tables import (
 COLUMNS = [("n", "BIGINT"), ("city", "VARCHAR")]
 
 
-def moment(day: int) -> dt.datetime:
-    return dt.datetime(2026, 2, day)
-
-
 def put(file: Path, about: AnswerRun, *rows: Any) -> None:
     values = list(zip(*rows)) or [(), ()]
     publish_view(
@@ -37,11 +34,6 @@ def put(file: Path, about: AnswerRun, *rows: Any) -> None:
     )
 
 
-def read(file: Path, view: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect(str(file), read_only=True) as connection:
-        return connection.execute(f"FROM {view} ORDER BY ALL").fetchall()
-
-
 def run(day: int) -> str:
     return f"2026-01-{day:02}T00:00:00+00:00/2026-01-{day + 1:02}T00:00:00+00:00"
 
@@ -50,45 +42,45 @@ def run(day: int) -> str:
 def test_the_latest_interval_stays_the_latest(tmp_path: Path, order: tuple[int, ...]) -> None:
     """In whatever order the days are run, and repeated: a run settled later is no later interval."""
     file = tmp_path / "out.duckdb"
-    settled = {day: moment(place + 1) for place, day in enumerate(order)}
+    settled = {day: dt.datetime(2026, 2, place + 1) for place, day in enumerate(order)}
     for day in (*order, *order[::-1]):
         put(file, AnswerRun("", run(day), settled[day]), (day, "Oslo"))
     interval = dt.datetime(2026, 1, 3)
-    assert read(file, "answer_latest") == [(3, "Oslo", "", run(3), interval, settled[3], "")]
-    assert [row[0] for row in read(file, "answer")] == [1, 2, 3]
+    assert read_table(file, "answer_latest") == [(3, "Oslo", "", run(3), interval, settled[3], "")]
+    assert [row[0] for row in read_table(file, "answer")] == [1, 2, 3]
 
 
 def test_an_answer_by_hand_takes_no_runs_place(tmp_path: Path) -> None:
     """It has no interval: one asked in the middle of a month came before the month's own run."""
     file = tmp_path / "out.duckdb"
-    put(file, AnswerRun("", run(1), moment(2)), (1, "Oslo"))
-    put(file, AnswerRun("", "", moment(20)), (0, "Oslo"))
-    assert [row[0] for row in read(file, "answer_latest")] == [1]
-    put(file, AnswerRun("", run(2), moment(22)), (2, "Oslo"))
-    assert [row[0] for row in read(file, "answer_latest")] == [2]
+    put(file, AnswerRun("", run(1), dt.datetime(2026, 2, 2)), (1, "Oslo"))
+    put(file, AnswerRun("", "", dt.datetime(2026, 2, 20)), (0, "Oslo"))
+    assert [row[0] for row in read_table(file, "answer_latest")] == [1]
+    put(file, AnswerRun("", run(2), dt.datetime(2026, 2, 22)), (2, "Oslo"))
+    assert [row[0] for row in read_table(file, "answer_latest")] == [2]
 
 
 def test_runs_without_an_interval_are_ordered_by_their_release(tmp_path: Path) -> None:
     """A stored answer is released when it was paid: asking for it again makes it no newer."""
     file = tmp_path / "out.duckdb"
-    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
-    put(file, AnswerRun("2026-01-02", "", moment(2)), (2, "Oslo"))
-    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
-    assert [row[0] for row in read(file, "answer_latest")] == [2]
+    put(file, AnswerRun("2026-01-01", "", dt.datetime(2026, 2, 1)), (1, "Oslo"))
+    put(file, AnswerRun("2026-01-02", "", dt.datetime(2026, 2, 2)), (2, "Oslo"))
+    put(file, AnswerRun("2026-01-01", "", dt.datetime(2026, 2, 1)), (1, "Oslo"))
+    assert [row[0] for row in read_table(file, "answer_latest")] == [2]
     # Of one block and run what was published last: a stored answer may be another query's.
-    put(file, AnswerRun("2026-01-02", "", moment(3)), (3, "Rome"))
-    put(file, AnswerRun("2026-01-02", "", moment(2)), (2, "Oslo"))
-    assert [row[0] for row in read(file, "answer")] == [1, 2]
+    put(file, AnswerRun("2026-01-02", "", dt.datetime(2026, 2, 3)), (3, "Rome"))
+    put(file, AnswerRun("2026-01-02", "", dt.datetime(2026, 2, 2)), (2, "Oslo"))
+    assert [row[0] for row in read_table(file, "answer")] == [1, 2]
 
 
 def test_the_latest_answer_may_have_no_rows(tmp_path: Path) -> None:
     """Then the latest one is empty, and not that of the day before."""
     file = tmp_path / "out.duckdb"
-    put(file, AnswerRun("", run(1), moment(1)), (1, "Oslo"))
-    put(file, AnswerRun("", run(2), moment(2)))
-    assert read(file, "answer_latest") == [] and len(read(file, "answer")) == 1
-    put(file, AnswerRun("", run(3), moment(3)), (3, "Oslo"))
-    assert len(read(file, "answer_latest")) == 1
+    put(file, AnswerRun("", run(1), dt.datetime(2026, 2, 1)), (1, "Oslo"))
+    put(file, AnswerRun("", run(2), dt.datetime(2026, 2, 2)))
+    assert read_table(file, "answer_latest") == [] and len(read_table(file, "answer")) == 1
+    put(file, AnswerRun("", run(3), dt.datetime(2026, 2, 3)), (3, "Oslo"))
+    assert len(read_table(file, "answer_latest")) == 1
 
 
 def test_answers_of_other_columns_take_no_place(tmp_path: Path) -> None:
@@ -96,17 +88,19 @@ def test_answers_of_other_columns_take_no_place(tmp_path: Path) -> None:
     refused before its charge.
     """
     file = tmp_path / "out.duckdb"
-    put(file, AnswerRun("", run(1), moment(1), (95, 100)), (1, "Oslo"))
+    put(file, AnswerRun("", run(1), dt.datetime(2026, 2, 1), (95, 100)), (1, "Oslo"))
     wide = [("N", "DOUBLE", [0.5]), ("n_low", "DOUBLE", [0.25]), ("city", "DATE", [None])]
-    publish_view(file, "answer", wide, AnswerRun("", run(2), moment(2), (90, 80, 100)))
-    put(file, AnswerRun("", run(3), moment(3), (95, 100)), (3, "Rome"))
-    shown = [row[:4] for row in read(file, "answer")]
+    publish_view(
+        file, "answer", wide, AnswerRun("", run(2), dt.datetime(2026, 2, 2), (90, 80, 100))
+    )
+    put(file, AnswerRun("", run(3), dt.datetime(2026, 2, 3), (95, 100)), (3, "Rome"))
+    shown = [row[:4] for row in read_table(file, "answer")]
     assert shown == [
         (0.5, None, 0.25, ""),
         (1.0, "Oslo", None, ""),
         (3.0, "Rome", None, ""),
     ]
-    assert read(file, "answer_latest")[0][0] == 3
+    assert read_table(file, "answer_latest")[0][0] == 3
     with duckdb.connect(str(file), read_only=True) as connection:
         stored = find_answer(connection, "answer")
         assert stored is not None and stored.confidences == [90, 100, 0]
@@ -139,11 +133,11 @@ def test_a_name_has_answers_of_one_source(tmp_path: Path, first: str, second: st
                 TableUnreadable, match=f"answers of {first or 'a query by hand'} as.*{charged}"
             ):
                 ask(other)
-    assert [row[0] for row in read(file, "answer")] == [1, 3]
+    assert [row[0] for row in read_table(file, "answer")] == [1, 3]
     with duckdb.connect(str(file)) as connection:
         connection.execute("DROP VIEW answer")
     put(file, AnswerRun("b", run(1), source=second), (2, "Rome"))
-    assert [row[0] for row in read(file, "answer")] == [2]
+    assert [row[0] for row in read_table(file, "answer")] == [2]
 
 
 def test_a_table_in_the_place_of_a_dropped_answer_is_nobodys_answer(tmp_path: Path) -> None:
@@ -163,10 +157,10 @@ def test_columns_may_be_called_anything(tmp_path: Path) -> None:
     """Whatever they are called, they are the query's."""
     file = tmp_path / "out.duckdb"
     columns = [("Run", "DOUBLE", [0.5]), ("c0", "BIGINT", [7]), ("released_at", "DATE", [None])]
-    publish_view(file, "ANSWER", columns, AnswerRun("", run(2), moment(2)))
-    assert read(file, "answer") == [(0.5, 7, None, "", dt.datetime(2026, 1, 2), "")]
-    publish_view(file, "answer", columns, AnswerRun("", run(2), moment(2)))
-    assert len(read(file, "answer")) == 1
+    publish_view(file, "ANSWER", columns, AnswerRun("", run(2), dt.datetime(2026, 2, 2)))
+    assert read_table(file, "answer") == [(0.5, 7, None, "", dt.datetime(2026, 1, 2), "")]
+    publish_view(file, "answer", columns, AnswerRun("", run(2), dt.datetime(2026, 2, 2)))
+    assert len(read_table(file, "answer")) == 1
 
 
 def test_a_table_of_the_users_is_no_latest_answer(tmp_path: Path) -> None:
@@ -176,7 +170,7 @@ def test_a_table_of_the_users_is_no_latest_answer(tmp_path: Path) -> None:
     for ask in (require_free_name, lambda *place: put(file, AnswerRun(), (1, "Oslo"))):
         with pytest.raises(TableUnreadable, match="'answer_latest' that is no answer"):
             ask(file, "answer")
-    assert read(file, "answer_latest") == [(1,)]
+    assert read_table(file, "answer_latest") == [(1,)]
 
 
 @pytest.mark.parametrize(
@@ -193,7 +187,7 @@ def test_no_answer_takes_another_ones_view(tmp_path: Path, first: str, second: s
         publish_view(file, second, columns, AnswerRun())
     require_free_name(file, first)
     publish_view(file, first, columns, AnswerRun())
-    assert read(file, first)[0][0] == 1
+    assert read_table(file, first)[0][0] == 1
 
 
 def test_a_held_file_is_told_before_anything_is_charged(tmp_path: Path) -> None:
@@ -218,16 +212,21 @@ def test_of_one_second_the_last_is_the_latest(tmp_path: Path) -> None:
     """Times are whole seconds, and a fast script publishes several answers in one: both were the latest, and sums doubled."""
     file = tmp_path / "out.duckdb"
     for day in (1, 2, 3):
-        put(file, AnswerRun(f"2026-01-0{day}", "", moment(1)), (day, "Oslo"), (day, "Rome"))
-        assert [row[0] for row in read(file, "answer_latest")] == [day, day]
+        put(
+            file,
+            AnswerRun(f"2026-01-0{day}", "", dt.datetime(2026, 2, 1)),
+            (day, "Oslo"),
+            (day, "Rome"),
+        )
+        assert [row[0] for row in read_table(file, "answer_latest")] == [day, day]
     # Asked again it is as old as it was.
-    put(file, AnswerRun("2026-01-01", "", moment(1)), (1, "Oslo"))
-    assert [row[0] for row in read(file, "answer_latest")] == [3, 3]
+    put(file, AnswerRun("2026-01-01", "", dt.datetime(2026, 2, 1)), (1, "Oslo"))
+    assert [row[0] for row in read_table(file, "answer_latest")] == [3, 3]
 
 
 def test_each_answer_names_its_releases(tmp_path: Path) -> None:
     """So that the cost of a number is found in the ledger."""
     file = tmp_path / "out.duckdb"
     for ids in (("a1", "b2"), ("c3",)):
-        put(file, AnswerRun("", "r", moment(1), releases=ids), (1, "Oslo"))
-        assert read(file, "(SELECT releases FROM answer)") == [(",".join(ids),)]
+        put(file, AnswerRun("", "r", dt.datetime(2026, 2, 1), releases=ids), (1, "Oslo"))
+        assert read_table(file, "(SELECT releases FROM answer)") == [(",".join(ids),)]

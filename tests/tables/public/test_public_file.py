@@ -11,10 +11,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
+from duckdb_files import query_file
 
 from dpflow.core.contract.results import Result, Row
 from dpflow.errors import NotPublished
@@ -45,11 +45,6 @@ for i in range(int(sys.argv[3])):
 
 def release(name: str) -> PublishedRelease:
     return PublishedRelease(name, "n", "", "count", "1", "0", Result((Row("", "count", 1, None),)))
-
-
-def query(path: Path, text: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect(str(path), read_only=True) as connection:
-        return connection.execute(text).fetchall()
 
 
 @contextmanager
@@ -102,7 +97,11 @@ def test_a_reader_that_stays_holds_nothing_up(tmp_path: Path) -> None:
             publish(path, "releases", release("r3"), deadline=0.0)
             assert (count(reader), count(next_reader)) == (1, 2)
     assert published_ids(path, "releases") == {"r1", "r2", "r3"}
-    assert query(path, "SELECT n FROM answer") == query(path, "SELECT 1 FROM answers") == [(1,)]
+    assert (
+        query_file(path, "SELECT n FROM answer")
+        == query_file(path, "SELECT 1 FROM answers")
+        == [(1,)]
+    )
     assert leftovers(path) == []
 
 
@@ -172,9 +171,9 @@ def test_what_users_made_in_the_file_is_kept(tmp_path: Path) -> None:
     link.symlink_to(path)
     publish(link, "releases", release("r2"))
     assert link.is_symlink() and path.stat().st_mode & 0o777 == 0o640
-    assert query(path, "SELECT n, plus_one(1) FROM seen") == [(2, 2)]
-    assert query(path, "SELECT * FROM own.mine") == [(1, "x")]
-    assert query(path, "SELECT index_name FROM duckdb_indexes()") == [("by_b",)]
+    assert query_file(path, "SELECT n, plus_one(1) FROM seen") == [(2, 2)]
+    assert query_file(path, "SELECT * FROM own.mine") == [(1, "x")]
+    assert query_file(path, "SELECT index_name FROM duckdb_indexes()") == [("by_b",)]
     with duckdb.connect(str(path)) as connection, pytest.raises(duckdb.ConstraintException):
         connection.execute("INSERT INTO own.mine VALUES (1, 'y')")
 
@@ -204,7 +203,7 @@ def test_changes_of_a_killed_writer_are_kept(tmp_path: Path) -> None:
         pass
     assert leftovers(path) == ["out.duckdb.wal"]
     publish(path, "releases", release("r2"))
-    assert query(path, "SELECT a FROM mine") == [(3,)] and leftovers(path) == []
+    assert query_file(path, "SELECT a FROM mine") == [(3,)] and leftovers(path) == []
 
 
 def test_a_connection_of_this_process_goes_on(tmp_path: Path) -> None:
@@ -217,7 +216,7 @@ def test_a_connection_of_this_process_goes_on(tmp_path: Path) -> None:
         ids = "SELECT count(DISTINCT release_id) FROM releases"
         assert connection.execute(ids).fetchall() == [(2,)]
         connection.execute("INSERT INTO mine VALUES (2)")
-    assert query(path, "SELECT sum(a) FROM mine") == [(3,)]
+    assert query_file(path, "SELECT sum(a) FROM mine") == [(3,)]
     with duckdb.connect(str(path), read_only=True) as connection:
         publish(path, "releases", release("r3"))
         assert connection.execute(ids).fetchall() == [(2,)]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import duckdb
 import pytest
+from duckdb_files import read_table
 from forked_programs import ForkedProgram
 
 from dpflow.core.contract.results import NO_INFORMATION, Result, Row, Synthetic
@@ -41,18 +42,12 @@ for i in range(3):
 """
 
 
-def content(path: Path, table: str = "releases") -> list[tuple[object, ...]]:
-    """All published rows."""
-    with duckdb.connect(str(path), read_only=True) as connection:
-        return connection.execute(f"SELECT * FROM {table} ORDER BY ALL").fetchall()
-
-
 def test_publishing_makes_file_and_table(tmp_path: Path) -> None:
     """A result lands in a new file with its price and error columns."""
     path = tmp_path / "deep" / "out.duckdb"
     publish(path, "releases", RELEASE)
     about = ("r1", "daily", "2013-01-01", "histogram")
-    assert content(path) == [
+    assert read_table(path, "releases") == [
         (
             *about,
             "AA",
@@ -97,7 +92,7 @@ def test_a_release_without_rows_has_one(tmp_path: Path) -> None:
     publish(path, "releases", empty)
     publish(path, "releases", empty)
     about = ("r1", "daily", "2013-01-01", "histogram")
-    assert content(path) == [
+    assert read_table(path, "releases") == [
         (*about, "", "no rows", *[None] * 6, False, False, None, 0.5, 0.0, *[None] * 9)
     ]
     assert published_ids(path, "releases") == {"r1"}
@@ -116,9 +111,9 @@ def test_publishing_twice_changes_nothing(tmp_path: Path) -> None:
     """The same release again leaves the table as it is."""
     path = tmp_path / "out.duckdb"
     publish(path, "releases", RELEASE)
-    before = content(path)
+    before = read_table(path, "releases")
     publish(path, "releases", RELEASE)
-    assert content(path) == before
+    assert read_table(path, "releases") == before
 
 
 def test_a_synthetic_table_becomes_an_ordinary_table(tmp_path: Path) -> None:
@@ -238,7 +233,7 @@ def test_four_processes_publish_at_once(tmp_path: Path) -> None:
     path = tmp_path / "out.duckdb"
     running = [ForkedProgram(WRITE, str(path), str(i)) for i in range(4)]
     assert [process.wait()[0] for process in running] == [0] * 4
-    ids = [row[0] for row in content(path)]
+    ids = [row[0] for row in read_table(path, "releases")]
     assert len(ids) == len(set(ids)) == 13
 
 
@@ -306,7 +301,7 @@ def test_a_crash_publishes_all_or_nothing(
     monkeypatch.setattr("dpflow.fault_points.armed", "")
     assert published_ids(path, "releases") == present
     publish(path, "releases", RELEASE)
-    assert len(content(path)) == 2
+    assert len(read_table(path, "releases")) == 2
 
 
 def test_a_foreign_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

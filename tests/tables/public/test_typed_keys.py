@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import duckdb
 import pytest
+from duckdb_files import query_file
 
 from dpflow.core.contract.result_fields import TypedKey, read_key
 from dpflow.core.contract.results import Result, Row
 from dpflow.tables import PublishedRelease, publish
-
-
-def query(path: Path, text: str) -> list[tuple[Any, ...]]:
-    with duckdb.connect(str(path), read_only=True) as connection:
-        return connection.execute(text).fetchall()
 
 
 def test_keys_join_with_tables_of_their_type(tmp_path: Path) -> None:
@@ -27,9 +22,9 @@ def test_keys_join_with_tables_of_their_type(tmp_path: Path) -> None:
         connection.execute("CREATE TABLE stores AS SELECT 7::INTEGER AS id, 'north' AS name")
         connection.execute("CREATE TABLE days AS SELECT DATE '2013-01-31' AS day")
     joined = "SELECT value FROM releases JOIN {} = {}"
-    assert query(path, joined.format("stores ON id", "key_integer")) == [(0.0,)]
-    assert query(path, joined.format("days ON day", "key_date")) == [(1.0,)]
-    assert query(path, "SELECT count(*) FROM releases WHERE group_key = 'Oslo'") == [(1,)]
+    assert query_file(path, joined.format("stores ON id", "key_integer")) == [(0.0,)]
+    assert query_file(path, joined.format("days ON day", "key_date")) == [(1.0,)]
+    assert query_file(path, "SELECT count(*) FROM releases WHERE group_key = 'Oslo'") == [(1,)]
 
 
 @pytest.mark.parametrize(

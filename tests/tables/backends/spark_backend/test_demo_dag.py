@@ -85,19 +85,6 @@ def make_workspace(root: Path, flights: Path, server: str | None) -> Workspace:
     return workspace
 
 
-def run_day(workspace: Workspace, database: Path) -> list[list[list[str]]]:
-    """What the tasks of both runs ended as."""
-    workspace.airflow_home.mkdir(exist_ok=True)
-    shutil.copy(database, workspace.airflow_home / "airflow.db")
-    options = {"conn_type": "dpflow_ledger", "host": str(workspace.ledger_file)}
-    options["extra"] = json.dumps({"anchor": str(workspace.anchor)})
-    environment = airflow_environment(workspace.airflow_home)
-    environment["AIRFLOW_CONN_DPFLOW_LEDGER"] = json.dumps(options)
-    run_python(environment, "-c", RUNS, str(workspace.dags))
-    seen: list[list[list[str]]] = json.loads((workspace.dags / "seen.json").read_text())
-    return seen
-
-
 def test_the_dag_runs_at_the_same_prices(
     flights: Path, tmp_path: Path, spark_server: str, airflow_database: Path
 ) -> None:
@@ -105,7 +92,15 @@ def test_the_dag_runs_at_the_same_prices(
     bills = []
     for name, server in (("file", None), ("spark", spark_server)):
         workspace = make_workspace(tmp_path / name, flights, server)
-        for tasks in run_day(workspace, airflow_database):
+        workspace.airflow_home.mkdir(exist_ok=True)
+        shutil.copy(airflow_database, workspace.airflow_home / "airflow.db")
+        options = {"conn_type": "dpflow_ledger", "host": str(workspace.ledger_file)}
+        options["extra"] = json.dumps({"anchor": str(workspace.anchor)})
+        environment = airflow_environment(workspace.airflow_home)
+        environment["AIRFLOW_CONN_DPFLOW_LEDGER"] = json.dumps(options)
+        run_python(environment, "-c", RUNS, str(workspace.dags))
+        seen: list[list[list[str]]] = json.loads((workspace.dags / "seen.json").read_text())
+        for tasks in seen:
             assert tasks == [["budget", "success"], ["contract", "success"], ["release", "success"]]
         ledger = workspace.open_ledger()
         rows = ledger.remaining("flights").rows()

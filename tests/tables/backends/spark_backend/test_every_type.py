@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from every_type import ROLES, TYPES, Store, look_at_type, write_parquet
+from every_type import ROLES, TYPES, Store, check_type, write_parquet
 from spark_servers import declare_source
 
 from dpflow.tables.backends.spark_backend import (
@@ -43,11 +43,6 @@ def store(spark_server: str) -> Store:
         return first, second
 
     return make
-
-
-def check_type(kind: str, store: Store, folder: Path, roles: list[str]) -> None:
-    seen = list(look_at_type(kind, store, folder, roles))
-    assert [one.problem for one in seen if one.problem] == []
 
 
 @pytest.mark.parametrize("kind", PART)

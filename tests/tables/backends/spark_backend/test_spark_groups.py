@@ -48,19 +48,16 @@ COLUMNS: dict[str, Any] = {
 FIELDS = {"columns": COLUMNS, "contribution_bounds": {"rows": 100}}
 
 
-def read_duck(spark: PrivateTable, file: Path) -> PrivateTable:
-    """The same rows in a file."""
+def test_keys_of_several_columns_are_those_of_a_file(declare: Declare, tmp_path: Path) -> None:
+    """Private and public ones, whatever signs are in them."""
+    spark = declare(KINDS, ROWS, **FIELDS)
+    # The same rows in a file.
+    file = tmp_path / "same.duckdb"
     with duckdb.connect(str(file)) as connection:
         place = spark.declaration.source.table
         connection.execute(f"CREATE TABLE visits AS SELECT * FROM '{place}/*.parquet'")
     fields = {"name": "visits", "database": file, "privacy_unit": {"column": "u"}}
-    return PrivateTable(Table.model_validate(fields | FIELDS))
-
-
-def test_keys_of_several_columns_are_those_of_a_file(declare: Declare, tmp_path: Path) -> None:
-    """Private and public ones, whatever signs are in them."""
-    spark = declare(KINDS, ROWS, **FIELDS)
-    duck = read_duck(spark, tmp_path / "same.duckdb")
+    duck = PrivateTable(Table.model_validate(fields | FIELDS))
     for by in ("both", "all"):
         private = [
             table.answer(GroupedSums(by, None, 100, 100, (("v", 0),)), ())

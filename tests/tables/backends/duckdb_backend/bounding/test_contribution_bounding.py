@@ -114,22 +114,6 @@ def test_under_unit_block_the_limits_hold_per_block(make: Any) -> None:
     assert whole.answer(request, ()).rows.tolist() == [2]
 
 
-def _reference(rows: list[tuple[int, int, int | None]]) -> dict[int, tuple[int, int, int, int]]:
-    """Rows, units, sum and count per key, uncut."""
-    cells: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
-    for unit, key, value in rows:
-        cells[key].append((unit, value))
-    return {
-        key: (
-            len(c),
-            len({u for u, _ in c}),
-            sum(v or 0 for _, v in c),
-            sum(v is not None for _, v in c),
-        )
-        for key, c in sorted(cells.items())
-    }
-
-
 def _run(
     connection: duckdb.DuckDBPyConnection,
     rows: list[Any],
@@ -161,7 +145,19 @@ def test_without_a_binding_limit_nothing_is_lost(
     """Both forms of the query equal a plain Python reference when no unit exceeds a limit."""
     with duckdb_file() as connection:
         found = _run(connection, rows, 30, 5, keys, packed)
-    assert {row[0]: row[1:] for row in found} == _reference(rows)
+    # Rows, units, sum and count per key, uncut.
+    cells: dict[int, list[tuple[int, int | None]]] = defaultdict(list)
+    for unit, key, value in rows:
+        cells[key].append((unit, value))
+    assert {row[0]: row[1:] for row in found} == {
+        key: (
+            len(c),
+            len({u for u, _ in c}),
+            sum(v or 0 for _, v in c),
+            sum(v is not None for _, v in c),
+        )
+        for key, c in sorted(cells.items())
+    }
 
 
 @settings(max_examples=25, deadline=None)

@@ -30,10 +30,7 @@ PEOPLE = """CREATE TABLE people AS SELECT * FROM
 (VALUES (1, 30, 'x'), (1, 30, 'y'), (2, 70, 'z'), (9, 99, 'w'), (NULL, 5, 'n')) t(id, age, job)"""
 DATA = """CREATE TABLE data AS SELECT * FROM
 (VALUES (1, 'a', 3), (1, 'b', 4), (2, 'a', 5), (3, 'c', 6), (3, 'z', 7), (NULL, 'a', 9)) t(u, k, v)"""
-
-
-def declare_table(**changes: Any) -> dict[str, Any]:
-    return {"columns": COLUMNS, "joins": [DIMENSION, PERSON]} | changes
+JOINED: dict[str, Any] = {"columns": COLUMNS, "joins": [DIMENSION, PERSON]}
 
 
 def by(private: PrivateTable, request: GroupedSums) -> dict[str, tuple[int, int]]:
@@ -47,7 +44,7 @@ def test_a_dimension_brings_its_column(make: Any) -> None:
     """Rows are grouped by the dimension's column; a key that it holds twice, or not at all, matches
     nothing.
     """
-    private = make(DATA, TOWNS, PEOPLE, **declare_table())
+    private = make(DATA, TOWNS, PEOPLE, **JOINED)
     request = GroupedSums("town.area", ("north", "south"), 2, 9, (("v", 0),))
     assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
     assert PrivateTable(private.declaration, "town.area IS NULL").answer(
@@ -62,7 +59,7 @@ def test_a_private_table_joins_on_the_unit(make: Any) -> None:
     """Each row of a unit sees at most the declared number of that unit's rows; no row is lost
     without a match.
     """
-    private = make(DATA, TOWNS, PEOPLE, **declare_table())
+    private = make(DATA, TOWNS, PEOPLE, **JOINED)
     request = GroupedSums(None, None, 1, 9, (("person.age", 0),))
     found = private.answer(request, ())
     assert (found.rows[0], found.sums["person.age"][0], found.counts["person.age"][0]) == (
@@ -78,7 +75,7 @@ def test_the_multiplicity_is_enforced(make: Any) -> None:
     hold after the join.
     """
     people = "CREATE TABLE people AS SELECT 1 AS id, i % 100 AS age, 'j' || (i % 2) AS job FROM range(1000) t(i)"
-    private = make(DATA, TOWNS, people, **declare_table(joins=[DIMENSION, PERSON | {"rows": 2}]))
+    private = make(DATA, TOWNS, people, **JOINED | {"joins": [DIMENSION, PERSON | {"rows": 2}]})
     total = GroupedSums(None, None, 1, 9, (("v", 0),))
     assert private.answer(total, ()).rows[0] == 2 * 2 + 3
     assert private.answer(GroupedSums(None, None, 1, 1, (("v", 0),)), ()).rows[0] == 3
@@ -92,7 +89,7 @@ def test_private_keys_of_a_cut_join_are_those_of_one_cut(make: Any) -> None:
     """
     people = "CREATE TABLE people AS SELECT i // 50 AS id, 30 AS age, 'j' || i AS job FROM range(5000) t(i)"
     data = "CREATE TABLE data AS SELECT i AS u, 'a' AS k, 1 AS v FROM range(100) t(i)"
-    private = make(data, TOWNS, people, **declare_table())
+    private = make(data, TOWNS, people, **JOINED)
     found = private.answer(GroupedSums("person.job", None, 1, 1), ())
     assert len(found.keys) == 100 and found.rows.tolist() == [1] * 100
 
@@ -129,7 +126,7 @@ def test_other_joins_are_refused_by_rule(changes: dict[str, Any], rule: str) -> 
         "contribution_bounds": {"rows": 1},
     }
     with pytest.raises(ValidationError, match=rule):
-        Table.model_validate(base | declare_table() | changes)
+        Table.model_validate(base | JOINED | changes)
 
 
 #: Relations of which none may be a dimension beside the private table ``data`` or ``people``.
@@ -166,13 +163,13 @@ def test_a_view_over_private_rows_is_no_dimension(
     behind = ["CREATE VIEW visible AS SELECT * FROM data"] if private_view else []
     relation = {"relation": "visible"} if private_view else {}
     statements = (DATA, TOWNS, PEOPLE, NOT_PUBLIC[hidden], *behind)
-    private = make(*statements, **declare_table(joins=[seen, PERSON]), **relation)
+    private = make(*statements, **JOINED | {"joins": [seen, PERSON]}, **relation)
     request = GroupedSums("town.area", ("north", "south"), 2, 9)
     for ask in (private.check_request, private.answer):
         with pytest.raises(PlanRefused, match="rule public-rows: 'seen', or the private"):
             ask(request, ())
     allowed = [seen | {"public": True}, PERSON]
-    private = make(*statements, **declare_table(joins=allowed), **relation)
+    private = make(*statements, **JOINED | {"joins": allowed}, **relation)
     private.check_request(request)
     assert "public" not in private.declaration.stored_form()["joins"][0]
 
@@ -200,10 +197,10 @@ def test_a_view_over_public_rows_is_a_dimension(make: Any) -> None:
     )
     for view in views:
         seen = DIMENSION | {"relation": "seen"}
-        private = make(DATA, TOWNS, PEOPLE, view, **declare_table(joins=[seen, PERSON]))
+        private = make(DATA, TOWNS, PEOPLE, view, **JOINED | {"joins": [seen, PERSON]})
         assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
     same_name = DIMENSION | {"relation": "s.data"}
-    private = make(DATA, TOWNS, PEOPLE, views[-1], **declare_table(joins=[same_name, PERSON]))
+    private = make(DATA, TOWNS, PEOPLE, views[-1], **JOINED | {"joins": [same_name, PERSON]})
     assert by(private, request) == {"north": (2, 8), "south": (1, 4)}
 
 
@@ -211,7 +208,7 @@ def test_a_view_that_cannot_be_looked_through_is_no_dimension(make: Any) -> None
     """Functions show what is stored, and DuckDB does not say of which table."""
     view = "CREATE VIEW seen AS SELECT 'a' AS code, stats AS area FROM pragma_storage_info('towns')"
     seen = DIMENSION | {"relation": "seen"}
-    private = make(DATA, TOWNS, PEOPLE, view, **declare_table(joins=[seen, PERSON]))
+    private = make(DATA, TOWNS, PEOPLE, view, **JOINED | {"joins": [seen, PERSON]})
     with pytest.raises((PlanRefused, TableUnreadable)):
         private.check_request(GroupedSums("town.area", ("north", "south"), 2, 9))
 
@@ -224,7 +221,7 @@ def test_keys_of_two_types_are_refused(make: Any) -> None:
         DATA,
         TOWNS,
         "CREATE TABLE people AS SELECT '1' AS id, 1 AS age, 'x' AS job",
-        **declare_table(),
+        **JOINED,
     )
     with pytest.raises(PlanRefused, match="rule same-type: 'u' is a INTEGER and 'id' a VARCHAR"):
         private.check_schema()
@@ -232,7 +229,7 @@ def test_keys_of_two_types_are_refused(make: Any) -> None:
         DATA,
         TOWNS,
         "CREATE TABLE people AS SELECT 1::TINYINT AS id, 1 AS age, 'x' AS job",
-        **declare_table(),
+        **JOINED,
     )
     private.check_schema()
 
@@ -243,7 +240,7 @@ def test_a_refused_enum_lists_no_values(make: Any) -> None:
     """
     enum = "CREATE TYPE names AS ENUM (SELECT 'Ann Secret'); CREATE TABLE people AS SELECT 'Ann Secret'::names AS id, 1 AS age, 1 AS job"
     with pytest.raises(PlanRefused, match="'u' is a INTEGER and 'id' a ENUM; give both") as refusal:
-        make(DATA, TOWNS, enum, **declare_table()).check_schema()
+        make(DATA, TOWNS, enum, **JOINED).check_schema()
     assert "Ann" not in str(refusal.value)
 
 
@@ -251,12 +248,12 @@ def test_missing_relations_and_columns_are_named(make: Any) -> None:
     """A relation or column that the file lacks gets close names."""
     with pytest.raises(TableUnreadable, match="did you mean 'towns'"):
         make(
-            DATA, TOWNS, PEOPLE, **declare_table(joins=[DIMENSION | {"relation": "town"}, PERSON])
+            DATA, TOWNS, PEOPLE, **JOINED | {"joins": [DIMENSION | {"relation": "town"}, PERSON]}
         ).check_schema()
     with pytest.raises(
         TableUnreadable, match="no column in 'people', which is joined 'ages'; did you mean 'age'"
     ):
-        make(DATA, TOWNS, PEOPLE, **declare_table(columns={"person.ages": {}})).check_schema()
+        make(DATA, TOWNS, PEOPLE, **JOINED | {"columns": {"person.ages": {}}}).check_schema()
 
 
 def test_names_cannot_collide(make: Any) -> None:
@@ -268,7 +265,7 @@ def test_names_cannot_collide(make: Any) -> None:
         name: {"lower": 0, "upper": 9}
         for name in ("v", "person.key", "person.rank", "person.c0", "person.unit", "person.v0")
     }
-    private = make(DATA, people, **declare_table(columns=columns, joins=[PERSON]))
+    private = make(DATA, people, **JOINED | {"columns": columns, "joins": [PERSON]})
     request = GroupedSums(None, None, 1, 1, tuple((name, 0) for name in list(columns)[1:]))
     assert [int(s[0]) for s in private.answer(request, ()).sums.values()] == [5, 6, 7, 8, 9]
 
@@ -291,7 +288,7 @@ def test_removing_a_unit_moves_statistics_by_its_limits_at_most(make: Any) -> No
             f"CREATE TABLE data AS SELECT * FROM (VALUES {shown[0]}) t(u, k, v)",
             TOWNS,
             f"CREATE TABLE people AS SELECT * FROM (VALUES {shown[1]}) t(id, age, job)",
-            **declare_table(joins=[DIMENSION, PERSON | {"rows": 2}]),
+            **JOINED | {"joins": [DIMENSION, PERSON | {"rows": 2}]},
         )
 
     requests = [
