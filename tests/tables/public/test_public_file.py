@@ -152,7 +152,7 @@ def test_a_writer_leaves_the_copy_of_a_longer_name(tmp_path: Path) -> None:
         return True
 
     write_file(longer, 60, write)
-    assert query(longer, "FROM mine") == [(1,)] and not left.exists()
+    assert query_file(longer, "FROM mine") == [(1,)] and not left.exists()
 
 
 def test_what_users_made_in_the_file_is_kept(tmp_path: Path) -> None:
