@@ -176,6 +176,11 @@ def test_tasks_submit_ask_and_predict_at_a_service(tmp_path: Path, airflow_datab
     assert not any(token in written for token, _ in TOKENS.values())
     files = {file.name for file in (tmp_path / "worker").rglob("*") if file.suffix == ".duckdb"}
     assert files == {"said.duckdb", "points.duckdb", "answers.duckdb"}
+    # Its run's interval, by which an older run that is cleared leaves the answers of this one.
+    (written_to,) = (tmp_path / "worker").rglob("answers.duckdb")
+    with duckdb.connect(str(written_to), read_only=True) as connection:
+        counts = connection.execute("SELECT count(*), count(interval_start) FROM answers")
+        assert counts.fetchall() == [(5, 5)]
 
 
 @pytest.mark.parametrize(
