@@ -222,6 +222,34 @@ def test_a_range_of_blocks_is_one_of_days(fresh: World, kind: str, first: str, l
         dpflow.sql(f"EXPLAIN {text}", tables=[table], ledger=fresh.ledger, scope="s", epsilon=1)
 
 
+@pytest.mark.parametrize("kind", ["VARCHAR", "BIGINT", "DATE"])
+def test_a_literal_that_compares_as_a_value_is_no_block(fresh: World, kind: str) -> None:
+    """The block '3' was charged, and 0 to 0 was stated, of a text '03' that DuckDB compares with 3."""
+    value = {
+        "VARCHAR": "'0' || i % 9",
+        "BIGINT": "i % 9",
+        "DATE": "DATE '2026-01-01' + (i % 9)::INTEGER",
+    }[kind]
+    file = fresh.folder / "visits.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(
+            f"CREATE TABLE parts AS SELECT i AS person, {value} AS part FROM range(900) r(i)"
+        )
+    declared = {"name": "parts", "database": file, "privacy_unit": {"column": "person"}, "block": "part",
+                "contribution_bounds": {"rows": 1}, "columns": {"part": {}}}  # fmt: skip
+    table = Table.model_validate(declared)
+    fresh.ledger.grant("parts", 10**6, 0, table=table, principal="owner", confirm_large=True)
+    for literal in ("3", "3.0", "'3'", "'03'", "'2026-01-04'", "'2026-1-4'", "1 + 2"):
+        text = f"SELECT COUNT(*) FROM parts WHERE part = {literal}"
+        try:
+            ((n,),) = dpflow.sql(
+                text, tables=[table], ledger=fresh.ledger, scope="parts", epsilon=EXACT
+            ).rows
+        except SqlRefused:
+            continue
+        assert (n,) == fresh.truth(text)[0], literal
+
+
 @pytest.mark.parametrize("protects", ["unit", "unit-block"])
 def test_blocks_leave_out_groups_as_conditions_do(fresh: World, protects: str) -> None:
     """Where the block's column groups, groups of other blocks were in means and minima, with total intervals of 0. A

@@ -92,11 +92,7 @@ def test_epsilon_zero_answers_from_what_is_stored_or_refuses(fresh: World) -> No
     assert fresh.ask(cities, epsilon=0) == fresh.ask(f"-- dp: epsilon=0\n{cities}")
     assert fresh.ask(cities, epsilon=0).values == coarse.values
     assert fresh.ask(clinics, epsilon=0).values == keys.values
-    assert (
-        fresh.ask(f"EXPLAIN {cities}", epsilon=0)
-        .explain(fresh.ledger)["forecast"]
-        .startswith("free")
-    )
+    assert fresh.ask(f"EXPLAIN {cities}", epsilon=0).explain()["forecast"].startswith("free")
     for options in ({"min_units": 5}, {"revision": 2}, {"ledger": None}):
         with pytest.raises(InvalidInput):
             fresh.ask(clinics, epsilon=0, **options)

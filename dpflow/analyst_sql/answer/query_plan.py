@@ -159,6 +159,7 @@ def plan_sql(
         planned.levels,
         tuple(unpaid),
         problem,
+        ledger,
     )
     if settings.target is not None and plan.to_pay:
         source.answer(partial(_require_column_errors, plan, settings.target))

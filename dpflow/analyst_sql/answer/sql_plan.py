@@ -69,6 +69,7 @@ class SqlPlan:
         levels: for each level what is done for it, and why.
         unpaid: why a part is paid although a finer release is there.
         source_problem: what kept a source of what is to pay from being checked; "" if nothing did.
+        ledger: the one that it was planned with.
     """
 
     query: SplitQuery
@@ -83,6 +84,7 @@ class SqlPlan:
     levels: tuple[str, ...] = ()
     unpaid: tuple[str, ...] = ()
     source_problem: str = ""
+    ledger: Ledger | None = field(default=None, repr=False, compare=False)
 
     def __repr__(self) -> str:
         costs = [plan.privacy_cost() for plan in self.to_pay]
@@ -121,10 +123,13 @@ class SqlPlan:
         """Stages, privacy costs, errors and what is left, as JSON; ``forecast`` says whether the ledger
         would accept it.
 
+        Args:
+            ledger: by default the one that it was planned with.
+
         Raises:
             PlanRefused: a scope that protects something else.
         """
-        forecast, budgets = _forecast(self, ledger)
+        forecast, budgets = _forecast(self, ledger or self.ledger)
         answered = zip(self.parts, self.stored)
         return {
             "tables": [table.name for table in self.tables],

@@ -193,6 +193,7 @@ class AggregateReader:
             if isinstance(what, exp.Literal | exp.Boolean):
                 return self._number("count", None, None, condition)
             if self._rows.is_unit(what) and not self._rows.is_declared(what):
+                self._rows.refuse_unit_count(what)
                 return self._number("count", None, None, condition)
             return self._number("values", self._rows.read(what), None, condition)
         if len(what.expressions) != 1:

@@ -165,14 +165,23 @@ class RowReader(Reader):
         """Whether a parsed part is the column that says a row's block."""
         return self._is_own(parsed, self._source.block_names)
 
-    def has_days(self) -> bool:
-        """Whether blocks are dates by their type; True while the table cannot be asked, since nothing is read then."""
+    def refuse_unit_count(self, parsed: Any) -> None:
+        """Raise `Refusal` where rows without a unit are one: they count, and COUNT of the unit's column would leave them out."""
+        if self._table.privacy_unit.missing == "one-unit":
+            raise Refusal(
+                "aggregates",
+                f"rows without {parsed.sql()} are one unit here, and COUNT of it would leave them out; COUNT(*) counts all rows",
+                parsed,
+            )
+
+    def find_block_type(self) -> str:
+        """The type of the column of blocks, in capitals; empty while the table cannot be asked, since nothing is read then."""
         assert self._table.block is not None
         try:
             (kind,) = column_types(self._table, [self._table.block]).values()
-            return kind == "DATE"
+            return kind.partition("(")[0].upper()
         except DpflowError:
-            return True
+            return ""
 
     def is_declared(self, parsed: Any) -> bool:
         """Whether the relation has a readable column of this name."""
@@ -332,16 +341,41 @@ def _read_block(parsed: Any, rows: RowReader) -> str | None:
     if not isinstance(inner.unnest(), exp.Literal):
         return None
     if isinstance(parsed, exp.Literal):
-        return str(parsed.this)
+        return str(parsed.this) if _is_block(parsed, rows) else None
     node = rows.read(parsed)
     return str(node.args[0]) if node.op == "text" else None
+
+
+def _is_block(literal: Any, rows: RowReader) -> bool:
+    """Whether a literal is a block by its text. Others compare as their values: 3 with the number in a text, '03' with 3."""
+    text = str(literal.this)
+    if not literal.is_string:
+        return _is_written("BIGINT", text) and rows.find_block_type() not in _TEXTS
+    if _is_written("BIGINT", text) or _is_written("DATE", text):
+        return True
+    kind = rows.find_block_type()
+    return not (kind == "DATE" or kind.endswith("INT") or kind == "INTEGER")
+
+
+_TEXTS = ("VARCHAR", "STRING", "ENUM")
+
+
+def _is_written(kind: str, text: str) -> bool:
+    """Whether a text is what a source writes for a whole number, or for a date."""
+    try:
+        return str(int(text) if kind == "BIGINT" else dt.date.fromisoformat(text)) == text
+    except ValueError:
+        return False
 
 
 def _list_days(first: str, last: str, part: Any, rows: RowReader) -> list[str]:
     """All dates from one to another. Between texts are others, too: '2013-01-31 late', and what a week's name is not."""
     try:
         low, high = dt.date.fromisoformat(first), dt.date.fromisoformat(last)
-        are_dates = (first, last) == (str(low), str(high)) and rows.has_days()
+        are_dates = (first, last) == (str(low), str(high)) and rows.find_block_type() in (
+            "DATE",
+            "",
+        )
     except ValueError:
         are_dates = False
     if not are_dates:

@@ -234,12 +234,7 @@ class _FeatureReader(RowReader):
                 raise Refusal("distinct-unit", "DISTINCT stands in COUNT, of one expression", value)
             name, value = "count distinct", value.expressions[0]
         if name == "count" and self.is_unit(value.unnest()):
-            if self._source.table.privacy_unit.missing == "one-unit":
-                raise Refusal(
-                    "aggregates",
-                    f"rows without {value.sql()} are one unit here, and COUNT of it would be 0 for that; COUNT(*) counts its rows",
-                    value,
-                )
+            self.refuse_unit_count(value)
             return Aggregate("count(*)", ())
         return Aggregate(name, (self._rows.read(value),))
 

@@ -2,7 +2,7 @@
 
 A key's text may write a number, a date or a truth value where the column holds texts. So a type is that of
 the source's catalogue, never what the released texts look like. It is kept with the release, so a stored answer needs no
-source.
+source. Keys of an ENUM are texts, also in their order: its values may be data, and are not looked up.
 """
 
 from __future__ import annotations
