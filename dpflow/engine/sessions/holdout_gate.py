@@ -21,6 +21,7 @@ from dpflow.core.contract.gate import OUTCOMES, Gate
 from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.candidate import Candidate, Submission, load_model
+from dpflow.engine.sessions.scored_fields import require_one_label
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import (
     InvalidDeclaration,
@@ -135,6 +136,7 @@ def judge(
         require_metrics([session.plan])
         _require_kept(session, promoter)
     parsed = parse_submission(session, submission, promoter)
+    _require_one_label([parsed], promoter)
     candidate = _load_public(session, parsed)
     # Said with every verdict, also with one that was never given.
     about: dict[str, Any] = {"name": parsed.name, "candidate": candidate.digest}
@@ -209,15 +211,28 @@ def check_submissions(
     promoter: Promotes | None = None,
 ) -> None:
     """Check candidates before a gate is charged, without their files. Raises `InvalidDeclaration` or
-    `PlanRefused` for fields that a gate of these plans does not know or use, and predictions in a private file.
+    `PlanRefused` for fields that a gate of these plans does not know or use, predictions in a private file, and more than
+    one label.
     """
+    listed: list[Submission] = []
     for plan in plans:
         unopened = Session("", "", plan, ledger, Registry.load())
         for submission in submissions:
             parsed = parse_submission(unopened, submission, promoter)
+            listed.append(parsed)
             unopened.require_used(parsed)
             if parsed.predictions is not None:
                 _require_public(unopened, parsed.predictions.database)
+    _require_one_label(listed, promoter)
+
+
+def _require_one_label(submissions: Sequence[Submission], promoter: Promotes | None) -> None:
+    """Raises `PlanRefused` for candidates of another label than the champion's, or of several."""
+    if promoter is not None:
+        # Also what a registry refuses, it refuses before a gate is charged.
+        standing = promoter.find_champion()
+        champion = None if standing is None else _read_submission(standing)
+        require_one_label([*([champion] if champion else []), *submissions])
 
 
 def check_candidates(
@@ -230,9 +245,6 @@ def check_candidates(
     for a list with one that it cannot judge. Of gates that were charged before only fields are checked. Raises as `judge`.
     """
     check_submissions(plans, ledger, submissions, promoter)
-    if promoter is not None:
-        # What a registry refuses, it refuses before a gate is charged.
-        promoter.find_champion()
     registry = Registry.load()
     # The gates are asked about one candidate in turn, which is read once: its file and its rival's.
     load = lru_cache(maxsize=2)(load_model)
@@ -323,12 +335,22 @@ def _judge_challenger(
     return {"verdict": "no", **none, **answer, **action}
 
 
+def _read_submission(standing: Champion) -> Submission | None:
+    """What was promoted, or None where the registry does not have it."""
+    try:
+        return Submission.model_validate_json(standing.submission)
+    except ValueError:
+        return None
+
+
 def _find_standing(session: Session, standing: Champion, promoter: Promotes) -> Candidate | None:
     """A promoted version as a candidate, or None if its files are not what they were."""
+    stored = _read_submission(standing)
+    if stored is None:
+        return None
+    if stored.model is not None and not stored.tracking_uri:
+        stored = stored.model_copy(update={"tracking_uri": promoter.tracking_uri})
     try:
-        stored = Submission.model_validate_json(standing.submission)
-        if stored.model is not None and not stored.tracking_uri:
-            stored = stored.model_copy(update={"tracking_uri": promoter.tracking_uri})
         candidate = _load_public(session, stored)
     # A table that is busy is there, and a retry helps.
     except (ValueError, InvalidInput, TableUnreadable):

@@ -71,6 +71,18 @@ def require_comparable(candidate: Candidate, label: str, label_type: str) -> Non
             )
 
 
+def require_one_label(submissions: Collection[Submission]) -> None:
+    """Raises `PlanRefused` for candidates that predict different labels: how often each is right says nothing about which is
+    better. Of a metric that reads none there is none.
+    """
+    labels = list(dict.fromkeys(one.label for one in submissions if one.label))
+    if len(labels) > 1:
+        raise PlanRefused(
+            f"candidates and champion predict {' and '.join(map(repr, labels))}, and a comparison is of one label; name another "
+            f"registered model, alias or champion file for each label"
+        )
+
+
 def require_used_by_sql(
     columns: Collection[str], said: Collection[str], submission: Submission
 ) -> None:

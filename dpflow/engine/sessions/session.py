@@ -47,6 +47,7 @@ from dpflow.engine.sessions.candidate import (
     load_model,
 )
 from dpflow.engine.sessions.score_readers import ScoreReaders
+from dpflow.engine.sessions.scored_fields import require_one_label
 from dpflow.engine.sessions.session_charge import charge_session, name_query
 from dpflow.error_boundary import errors_end_here
 from dpflow.errors import (
@@ -277,7 +278,7 @@ class Session:
         it, the answer is the stored one, and its ``champion`` and ``better_by`` say what it was about.
 
         Raises:
-            PlanRefused: the session fixes no metric.
+            PlanRefused: the session fixes no metric, or they predict two labels.
             SessionClosed: no answer is left.
         """
         mechanism, query = self._comparison(candidate, champion, better_by)
@@ -299,8 +300,7 @@ class Session:
         """Check all that a comparison checks before it reads rows.
 
         Raises:
-            InvalidInput: it has another metric, a field that the metric does not use, or columns that
-                the table does not have.
+            InvalidInput: another metric, a field that it does not use, or columns that are not there.
         """
         mechanism, query = self._comparison(candidate, candidate, Fraction(0))
         self._plan_read(mechanism, query, candidate, candidate)
@@ -308,7 +308,8 @@ class Session:
     def _comparison(
         self, candidate: Candidate, champion: Candidate, better_by: Fraction
     ) -> tuple[InteractiveMechanism[Any, Any], EstimatorQuery]:
-        """The question whether one candidate beats another."""
+        """The question whether one candidate beats another, of the same label."""
+        require_one_label([candidate.submission, champion.submission])
         mechanism = self._plan.mechanism
         if self.metric is None or not isinstance(mechanism, InteractiveMechanism):
             raise PlanRefused(

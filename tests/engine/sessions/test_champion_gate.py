@@ -17,8 +17,15 @@ from typer.testing import CliRunner
 from dpflow import ModelGate, Session
 from dpflow.cli import app
 from dpflow.engine.sessions.champion_file import ChampionFile
-from dpflow.engine.sessions.holdout_gate import Champion, judge, judge_all, review_champion
-from dpflow.errors import InvalidInput, NotPublished
+from dpflow.engine.sessions.holdout_gate import (
+    Champion,
+    check_candidates,
+    judge,
+    judge_all,
+    parse_submission,
+    review_champion,
+)
+from dpflow.errors import InvalidInput, NotPublished, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
 
@@ -365,3 +372,54 @@ def test_a_pipeline_reviews_the_champion(tiny: Tiny, table: Path) -> None:
         connection.execute("UPDATE visits SET a = sick, b = 1 - sick")
     done = run("review", write("two"))
     assert done.exit_code == 1 and '"rolled_back": "1"' in done.stdout, done.output
+
+
+@pytest.mark.parametrize(
+    "metric",
+    [
+        "accuracy",
+        "squared_loss",
+        {
+            "estimator": {
+                "sql": "avg(abs(least(greatest(candidate.prediction, 0), 1) - sick) + c)",
+                "range": [0, 2],
+                "default": 2,
+                "better": "lower",
+            }
+        },
+    ],
+)
+@pytest.mark.parametrize("question", ["champion", "claim"])
+def test_models_of_two_labels_are_not_compared(
+    tiny: Tiny, table: Path, metric: Any, question: str
+) -> None:
+    """Before a charge or an answer, in a list and beside the champion; a claim by itself needs no champion."""
+    file = tiny.folder / "said.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        for column in ("a", "b"):
+            connection.execute(
+                f"CREATE TABLE {column} AS SELECT i AS id, CAST(i % 3 AS DOUBLE) AS prediction FROM range(2000) t(i)"
+            )
+    claim = {} if question == "champion" else {"claim": "1"}
+    first, second = (
+        {"name": table, "label": label, "predictions": place, **claim}
+        for table, label in (("a", "sick"), ("b", "c"))
+        for place in [{"database": str(file), "table": table, "id": "id"}]
+    )
+    params = (PARAMS if claim else DUEL) | {"metric": metric}
+    planned = plan("gate", table, name="gate", scope="gate", **params)
+    ledger, champion = Ledger(tiny.ledger), ChampionFile(tiny.folder / "champion.json")
+    with pytest.raises(PlanRefused, match="'sick' and 'c', and a comparison is of one label"):
+        check_candidates([planned], ledger, [first, second], champion)
+    gate = open_gate(tiny, **params)
+    candidate = gate.load_candidate(parse_submission(gate, first, champion))
+    assert champion.promote(candidate, {"session": "s"}, None)
+    with pytest.raises(PlanRefused, match="a comparison is of one label"):
+        check_candidates([planned], ledger, [second], champion)
+    with pytest.raises(PlanRefused, match="a comparison is of one label"):
+        judge(gate, second, champion)
+    with pytest.raises(PlanRefused, match="a comparison is of one label"):
+        gate.challenge(gate.load_candidate(parse_submission(gate, second, None)), candidate)
+    assert gate.remaining()["answered"] == 0
+    if claim:
+        check_candidates([planned], ledger, [first, second])
