@@ -116,8 +116,8 @@ class MemoryRegistry:
     def find_champion(self) -> Champion | None:
         return self.champion
 
-    def find_missing(self) -> None:
-        return None
+    def find_missing(self) -> str:
+        return ""
 
     def was_promoted(self, digest: str, session: str) -> bool:
         return (digest, session) in self.promoted

@@ -421,7 +421,9 @@ def read_champion(workspace: Workspace) -> str:
 
     uri = workspace.tracking_uri
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
-    return str(client.get_model_version_by_alias("late_arrivals", "champion").tags["dpflow.name"])
+    return str(
+        client.get_model_version_by_alias("late_arrivals", "champion").tags["dpflow.name.champion"]
+    )
 
 
 def require(holds: bool, what: str) -> None:

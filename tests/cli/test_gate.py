@@ -112,7 +112,7 @@ def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     assert [v["outcome"] == "promoted" for v in json.loads(done.stdout)["verdicts"]] == [True, True]
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     version = client.get_model_version_by_alias("scores", "champion")
-    assert version.tags["dpflow.name"] == "good 0.7"
+    assert version.tags["dpflow.name.champion"] == "good 0.7"
     # Plausible claims of what is worse promote nothing, so nothing is deployed.
     worse = candidates(tiny, ("bad", "0.29"))
     done = run(tiny, "submit", file, worse, *moves)

@@ -189,7 +189,7 @@ def test_the_workflow_of_the_page_runs(granted: Path, monkeypatch: pytest.Monkey
     ]  # fmt: skip
     assert [run_main(step[1:])[0] for step in steps] == [0, 0]
     champion = MlflowClient(uri, uri).get_model_version_by_alias("late_arrivals", "champion")
-    assert champion.tags["dpflow.name"] == "tree"
+    assert champion.tags["dpflow.name.champion"] == "tree"
     other = ["wrong.yml" if word == "candidates.yml" else word for word in steps[1][1:]]
     assert run_main(other)[0] == 1
 

@@ -68,9 +68,11 @@ class ChampionFile:
         content = self._read()
         return _describe(content, content["champion"])
 
-    def find_missing(self) -> Path | None:
-        """The file, where it is missing: it may have been deleted, or left out of a checkout."""
-        return None if self._file.exists() else self._file
+    def find_missing(self) -> str:
+        """As `Promotes.find_missing`: the file may have been deleted, or left out of a checkout."""
+        if self._file.exists():
+            return ""
+        return f'{self._file} is missing; restore the file, or to begin anew write {{"champion": null, "versions": {{}}}} into it'
 
     def find_replaced(self) -> Champion | None:
         """The version that the champion replaced."""

@@ -68,10 +68,8 @@ class Promotes(Protocol):
     def find_champion(self) -> Champion | None:
         """The promoted version, or None."""
 
-    def find_missing(self) -> Path | None:
-        """The file that would say which one is promoted, where there is none; None for what refuses by itself
-        where its champion was lost.
-        """
+    def find_missing(self) -> str:
+        """What would say which one is promoted and is missing, and what to do about it; "" where it is there."""
 
     def was_promoted(self, digest: str, session: str) -> bool:
         """Whether the alias once pointed at this candidate, on a verdict of this session."""
@@ -158,14 +156,13 @@ def judge(
 
 
 def _require_kept(session: Session, promoter: Promotes) -> None:
-    """Raises `InvalidInput` where a session compared candidates with a champion whose file is missing: the next one
-    would be called the first.
+    """Raises `InvalidInput` where a session compared candidates with a champion, and nothing says any more that there was
+    one: the next one would be called the first.
     """
-    file = promoter.find_missing()
-    if file is not None and session.has_compared():
+    missing = promoter.find_missing()
+    if missing and session.has_compared():
         raise InvalidInput(
-            f"{session.plan.request.name} compared candidates with a champion, and {file} is missing; restore the file, or to "
-            f'begin anew write {{"champion": null, "versions": {{}}}} into it'
+            f"{session.plan.request.name} compared candidates with a champion, and {missing}"
         )
 
 

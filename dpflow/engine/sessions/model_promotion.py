@@ -30,10 +30,13 @@ TAGS = (
     "verdict", "outcome", "promotion", "claim", "interval", "noise", "score", "guarantee", "because",
     "session", "snapshot", "commitment",
 )  # fmt: skip
-#: What further tags say of a version that was promoted.
-_PROMOTION_TAGS = ("candidate", "name", "estimator", "submission", "comparison")
-#: What they say of one alias: its name ends the tag's.
-_ALIAS_TAGS = ("replaced", "promoted", "rolled_back")
+#: What tags say of a version as the champion of one alias, whose name ends the tag's: other gates may judge and promote it,
+#: too.
+_ALIAS_TAGS = (
+    "candidate", "name", "estimator", "submission", "comparison", "replaced", "promoted", "rolled_back",
+)  # fmt: skip
+#: Of the tag of a model that says what its alias' last champion was: there was none.
+_NONE = "none"
 
 
 def record_verdict(submission: Submission, verdict: Mapping[str, Any]) -> None:
@@ -78,7 +81,7 @@ class Promoter:
     def find_champion(self) -> Champion | None:
         """The version behind the alias."""
         standing = self._find_standing()
-        return None if standing is None else _read_champion(standing)
+        return None if standing is None else self._read_champion(standing)
 
     @registry_in_reach()
     def find_replaced(self) -> Champion | None:
@@ -87,10 +90,25 @@ class Promoter:
         former = None if standing is None else standing.tags.get(self._tag("replaced"))
         # One that was deleted is none that comes back.
         found = next((v for v in self._list_versions() if str(v.version) == former), None)
-        return None if found is None else _read_champion(found)
+        return None if found is None else self._read_champion(found)
 
-    def find_missing(self) -> None:
-        """Nothing: a tag of the registered model says that there was a champion."""
+    @registry_in_reach()
+    def find_missing(self) -> str:
+        """As `Promotes.find_missing`: a registered model may have been deleted or renamed, and was made again empty."""
+        registered, history = self._client.get_registered_model(self.model), self._tag("last")
+        if self.alias in registered.aliases or history in registered.tags:
+            return ""
+        return (
+            f"{self.model} never had one of the alias {self.alias} in MLflow; bring back the registered model that had, or to begin "
+            f"anew set the tag {history} of {self.model} to {_NONE}"
+        )
+
+    def _read_champion(self, version: Any) -> Champion:
+        """A version as this alias knows it."""
+        digest, submission = (
+            version.tags.get(self._tag(name), "") for name in ("candidate", "submission")
+        )
+        return Champion(str(version.version), digest, submission)
 
     def _find_standing(self) -> Any:
         """The model version behind the alias; None before there was one. Raises `InvalidInput` where it was deleted:
@@ -100,10 +118,10 @@ class Promoter:
         if (number := registered.aliases.get(self.alias)) is not None:
             return self._client.get_model_version(self.model, str(number))
         history = self._tag("last")
-        if last := registered.tags.get(history):
+        if (last := registered.tags.get(history, _NONE)) != _NONE:
             raise InvalidInput(
                 f"{self.model} had a champion, version {last}, and nothing bears the alias {self.alias} now; give it to a version "
-                f"that was promoted before, or delete the model's tag {history} to begin anew"
+                f"that was promoted before, or set the model's tag {history} to {_NONE} to begin anew"
             )
         return None
 
@@ -126,8 +144,8 @@ class Promoter:
     @registry_in_reach()
     def was_promoted(self, digest: str, session: str) -> bool:
         """Whether a version of this candidate is tagged as promoted to this alias by this session."""
-        version = self._find_version(digest)
-        return version is not None and version.tags.get(self._tag("promoted")) == session
+        said = {self._tag("candidate"): digest, self._tag("promoted"): session}
+        return any(said.items() <= version.tags.items() for version in self._list_versions())
 
     @registry_in_reach()
     def promote(
@@ -149,24 +167,24 @@ class Promoter:
             kept = _by_uri(submission, f"models:/{self.model}/{version.version}")
         # The address of this very registry may hold a password, and everybody reads tags.
         here = {"tracking_uri"} if kept.tracking_uri == self.tracking_uri else None
+        said = {
+            "verdict": "yes",
+            "outcome": "promoted",
+            "candidate": candidate.digest,
+            "name": submission.name,
+            **({} if submission.claim is None else {"claim": str(submission.claim)}),
+            "estimator": submission.measure,
+            "submission": kept.model_dump_json(exclude=here),
+            **record,
+        }
         tags = {
-            "dpflow.verdict": "yes",
-            "dpflow.outcome": "promoted",
-            "dpflow.candidate": candidate.digest,
-            "dpflow.name": submission.name,
-            **({} if submission.claim is None else {"dpflow.claim": str(submission.claim)}),
-            "dpflow.estimator": submission.measure,
-            "dpflow.submission": kept.model_dump_json(exclude=here),
-            **{
-                self._tag(name) if name in _ALIAS_TAGS else f"dpflow.{name}": text
-                for name, text in record.items()
-            },
+            self._tag(name) if name in _ALIAS_TAGS else f"dpflow.{name}": text
+            for name, text in said.items()
         }
         if version is None:
             version = self._client.create_model_version(self.model, tags=tags, **made)
         else:
-            owned = [f"dpflow.{name}" for name in (*TAGS, *_PROMOTION_TAGS)]
-            owned += map(self._tag, _ALIAS_TAGS)
+            owned = [*(f"dpflow.{name}" for name in TAGS), *map(self._tag, _ALIAS_TAGS)]
             MlflowModel((), version, tags=version.tags).replace_tags(self._client, tags, owned)
         self._move(str(version.version))
         # Last: a version with this tag had its turn.
@@ -218,9 +236,12 @@ class Promoter:
         return self._client.search_model_versions(f"name = '{self.model}'")
 
     def _find_version(self, digest: str) -> Any:
-        """The model version of a candidate, or None."""
+        """The model version that this or another alias got for a candidate, or None."""
         for version in self._list_versions():
-            if version.tags.get("dpflow.candidate") == digest:
+            if any(
+                text == digest and name.startswith("dpflow.candidate.")
+                for name, text in version.tags.items()
+            ):
                 return version
         return None
 
@@ -228,10 +249,3 @@ class Promoter:
 def _by_uri(submission: Submission, uri: str) -> Submission:
     """A submission whose file is in the promoter's own registry."""
     return submission.model_copy(update={"file": None, "model": uri, "tracking_uri": None})
-
-
-def _read_champion(version: Any) -> Champion:
-    digest, submission = (
-        version.tags.get(f"dpflow.{name}", "") for name in ("candidate", "submission")
-    )
-    return Champion(str(version.version), digest, submission)

@@ -18,7 +18,12 @@ from sklearn.tree import DecisionTreeClassifier
 
 from dpflow import ModelGate, Session, plan
 from dpflow.engine.sessions import mlflow_models
-from dpflow.engine.sessions.holdout_gate import check_candidates, review_champion
+from dpflow.engine.sessions.holdout_gate import (
+    IS_CHAMPION,
+    check_candidates,
+    parse_submission,
+    review_champion,
+)
 from dpflow.engine.sessions.model_promotion import Promoter
 from dpflow.errors import InvalidInput, NotPublished
 from dpflow.ledger import Ledger
@@ -129,9 +134,33 @@ def test_a_deleted_champion_makes_no_first(tiny: Tiny, server: str, name: str) -
         check_candidates([planned], ledger, [worst], promoter)
     client.set_registered_model_alias(name, "champion", "1")
     assert "not better" in gate.submit(save(tiny.folder, 6))["promotion"]
-    # Another alias of the same model had none.
-    other = ModelGate(session, Promoter(name, "other", server), SHARED)
-    assert other.submit(save(tiny.folder, 6))["promotion"] == "first"
+
+
+def test_a_registered_model_that_is_gone_makes_no_first(tiny: Tiny, server: str, name: str) -> None:
+    """MLflow drops its tags, too, or keeps them under another name: an empty one of that name was made, and the loser
+    promoted. Beginning anew is said.
+    """
+    session, client = open_gate(tiny), mlflow_models.open_client(server)
+    gate = ModelGate(session, Promoter(name, "champion", server), SHARED)
+    worst = save(tiny.folder, 6)
+    for file in (save(tiny.folder, 3), worst):
+        gate.submit(file)
+    left = gate.status()
+    client.rename_registered_model(name, f"{name}-kept")
+    again = ModelGate(session, Promoter(name, "champion", server), SHARED)
+    with pytest.raises(InvalidInput, match="bring back the registered model") as told:
+        again.submit(worst)
+    assert not told.value.retryable
+    client.delete_registered_model(name)
+    client.rename_registered_model(f"{name}-kept", name)
+    assert gate.submit(worst)["promotion"] == "not better than version 1"
+    client.delete_registered_model(name)
+    again = ModelGate(session, Promoter(name, "champion", server), SHARED)
+    with pytest.raises(InvalidInput, match="set the tag dpflow.last.champion"):
+        again.submit(worst)
+    assert gate.status() == left
+    client.set_registered_model_tag(name, "dpflow.last.champion", "none")
+    assert again.submit(worst)["promotion"] == "first"
 
 
 def test_a_review_names_a_deleted_predecessor(tiny: Tiny, server: str, name: str) -> None:
@@ -218,7 +247,52 @@ def test_two_aliases_of_a_model_have_a_history_each(tiny: Tiny, name: str) -> No
     assert gate.submit(worse)["promotion"] == "first"
     assert gate.submit(better)["promotion"] == "better than version 1"
     for alias, file in (("canary", worse), ("third", better)):
+        # The session compared candidates: that this alias had no champion is said.
+        mlflow_models.open_client(uri).set_registered_model_tag(
+            name, f"dpflow.last.{alias}", "none"
+        )
         other = ModelGate(session, Promoter(name, alias, uri), SHARED)
         assert other.submit(file)["promotion"] == "first"
     assert gate.submit(worse)["promotion"] == "it was promoted, and then replaced"
     assert champion.find_replaced().version == "1"
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"question": "claim", "metric": "accuracy", "threshold": "0.05"},
+        {"question": "champion", "metric": "log_loss"},
+    ],
+)
+def test_two_aliases_of_one_version_have_a_champion_each(
+    tiny: Tiny, name: str, asked: dict[str, Any]
+) -> None:
+    """Another gate that promoted it to another alias made another claim of the champion, or another candidate, which was
+    asked again, paid for, and rolled back.
+    """
+    uri = make_registry(tiny.folder)
+    client = mlflow_models.open_registry(name, uri)
+    for cut in (6, 5):
+        run, place = mlflow_models.keep_model(client, f"cut{cut}", save(tiny.folder, cut))
+        client.create_model_version(name, place, run)
+    champion, canary = (Promoter(name, alias, uri) for alias in ("champion", "canary"))
+    session = open_gate(tiny, question="claim", threshold="0.05")
+    gate = ModelGate(session, champion, SHARED)
+    for version, claim in (("1", "0.6"), ("2", "0.74")):
+        assert gate.submit(f"models:/{name}/{version}", claim)["outcome"] == "promoted"
+    standing, replaced, left = champion.find_champion(), champion.find_replaced(), gate.status()
+    other = Session("", "", plan_gate(tiny, **asked)[0], Ledger(tiny.ledger), Registry.load())
+    claim = {"claim": "0.98"} if asked["question"] == "claim" else {}
+    for version in ("1", "2"):
+        fields = SHARED | {"name": "canary", "model": f"models:/{name}/{version}"} | claim
+        candidate = other.load_candidate(parse_submission(other, fields, canary))
+        assert canary.promote(candidate, {"session": "other"}, canary.find_champion())
+    assert (champion.find_champion(), champion.find_replaced()) == (standing, replaced)
+    assert canary.was_promoted(candidate.digest, "other")
+    assert not champion.was_promoted(candidate.digest, "other")
+    assert gate.submit(f"models:/{name}/2", "0.74")["promotion"] == IS_CHAMPION
+    assert (
+        gate.submit(f"models:/{name}/1", "0.6")["promotion"] == "it was promoted, and then replaced"
+    )
+    assert review_champion(session, champion)["verdict"] == "yes"
+    assert gate.status() == left

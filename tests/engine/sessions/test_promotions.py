@@ -196,11 +196,11 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
     assert judge(session, loss_of("bad", "0.45"), promoter)["outcome"] != "promoted"
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
     champion = client.get_model_version_by_alias("loss", "champion")
-    for name in ("candidate", "session", "commitment"):
-        assert champion.tags[f"dpflow.{name}"] == better[name]
+    for tag in ("candidate.champion", "session", "commitment"):
+        assert champion.tags[f"dpflow.{tag}"] == better[tag.partition(".")[0]]
     # Few groups prove nothing about the claim, and a comparison is proven.
     assert (champion.tags["dpflow.guarantee"], better["guarantee"]) == ("proven", "unproven")
-    assert "dpflow.comparison" in champion.tags
+    assert "dpflow.comparison.champion" in champion.tags
     with pytest.raises(InvalidInput, match="is negative"):
         Promoter("loss", "champion", uri, better_by="-0.1")
 
