@@ -14,7 +14,7 @@ from holdout_gates import MemoryRegistry, open_session
 from made_once import make_registry
 from typer.testing import CliRunner
 
-from dpflow import ModelGate, Session
+from dpflow import ModelGate, Session, plan
 from dpflow.cli import app
 from dpflow.engine.sessions.champion_file import ChampionFile
 from dpflow.engine.sessions.holdout_gate import (
@@ -411,7 +411,7 @@ def test_models_of_two_labels_are_not_compared(
     ledger, champion = Ledger(tiny.ledger), ChampionFile(tiny.folder / "champion.json")
     with pytest.raises(PlanRefused, match="'sick' and 'c', and a comparison is of one label"):
         check_candidates([planned], ledger, [first, second], champion)
-    gate = open_gate(tiny, **params)
+    gate = open_session(tiny, "gate", **params)
     candidate = gate.load_candidate(parse_submission(gate, first, champion))
     assert champion.promote(candidate, {"session": "s"}, None)
     with pytest.raises(PlanRefused, match="a comparison is of one label"):
