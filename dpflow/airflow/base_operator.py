@@ -14,6 +14,7 @@ from airflow.sdk import BaseOperator, BaseOperatorLink
 
 from dpflow.airflow.links import BudgetPageLink
 from dpflow.airflow.release_note import ContractNote, LoadNote, ReleaseNote
+from dpflow.airflow.run_names import DATED_FIELDS, require_zone
 from dpflow.airflow.task_context import (
     LIST_AS_TEXT,
     NOT_GIVEN,
@@ -181,18 +182,30 @@ class PrivacyOperator(BaseOperator):
         Raises:
             AirflowFailException: a template that renders to nothing, for a field that is left out mostly means
                 more: all rows, or another scope. Or one that cannot be rendered, such as one that needs a
-                logical date in a run without one. Airflow itself would try again, and fail again.
+                logical date in a run without one, or one that `require_zone` refuses. Airflow itself would try again, and fail again.
         """
         from jinja2 import TemplateError
 
         failure = ""
         fields = list(template_fields)
-        templates = dict(_list_templates({name: getattr(parent, name, None) for name in fields}))
+        arguments = {name: getattr(parent, name, None) for name in fields}
+        templates = dict(_list_templates(arguments))
+        dated = {name: arguments[name] for name in DATED_FIELDS if name in arguments}
         try:
             super()._do_render_template_fields(parent, fields, context, jinja_env, seen_oids)
             failure = describe_wrong_fields(parent, templates)
+            if not failure:
+                require_zone(
+                    context,
+                    lambda one: {
+                        name: self.render_template(value, one, jinja_env, set())
+                        for name, value in dated.items()
+                    },
+                )
         except TemplateError as error:
             failure = describe_template_error(error.message or "", context)
+        except InvalidInput as error:
+            failure = f"InvalidInput: {error}"
         if failure:
             # Outside the handler: one line in the log, without a second traceback.
             raise AirflowFailException(failure)

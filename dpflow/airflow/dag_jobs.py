@@ -61,7 +61,7 @@ def read_dags(
         except ModuleNotFoundError:  # Airflow 3.1, or none
             from airflow.models.dagbag import DagBag
 
-    from dpflow.airflow.run_names import list_runs
+    from dpflow.airflow.run_names import find_zone, list_runs
     from dpflow.airflow.run_values import RunValues
 
     # DAG files import their neighbours, as under Airflow.
@@ -96,7 +96,8 @@ def read_dags(
         tasks = tuple(task for task in read if task)
         if tasks:
             runs, cadence = find_runs()
-            jobs.append(Job(dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)))
+            about = dag.dag_id, dag.dag_id, cadence, tasks, runs, bool(dag.catchup)
+            jobs.append(Job(*about, find_zone(dag)))
     return sorted(jobs, key=lambda job: job.name), files
 
 
@@ -311,7 +312,7 @@ def _request_maker(
     from dpflow.engine.releases.release_list import number_equal
 
     environment = dag.get_template_env()
-    fill_release, is_constant = _template_filler(release, environment, operator)
+    fill_release, is_constant = _argument_filler("release", release, environment, operator)
     fill_blocks = _blocks_filler(arguments, environment, operator)
     first_ordinal = int(arguments.get("ordinal") or 0)
 
@@ -411,9 +412,8 @@ def _query_maker(
     fields = dict(arguments)
     if str(fields["sql"]).endswith(".sql"):
         fields["sql"], _, _ = environment.loader.get_source(environment, fields["sql"])
-    fill, _ = _template_filler(
-        {name: fields.get(name) for name in ("sql", "parameters")}, environment, operator
-    )
+    query = {name: fields.get(name) for name in ("sql", "parameters")}
+    fill, _ = _argument_filler("sql", query, environment, operator)
     fill_blocks = _blocks_filler(fields, environment, operator)
     # The same request objects for all runs that ask the same: the forecast plans each object once.
     requests: dict[str, list[ReleaseRequest]] = {}
@@ -459,8 +459,26 @@ def _blocks_filler(
 
     if "blocks" not in arguments:
         return lambda context: None
-    fill, _ = _template_filler(arguments["blocks"], environment, operator)
+    fill, _ = _argument_filler("blocks", arguments["blocks"], environment, operator)
     return lambda context: read_blocks(fill(context))
+
+
+def _argument_filler(
+    field: str, value: Any, environment: Any, operator: Any
+) -> tuple[Callable[[Context], Any], bool]:
+    """As `_template_filler`, of an argument; its days must have a time zone, as in the run."""
+    from dpflow.airflow.run_names import require_zone
+
+    fill, is_constant = _template_filler(value, environment, operator)
+
+    def fill_argument(context: Context) -> Any:
+        try:
+            require_zone(context, lambda one: {field: fill(one)})
+        except InvalidInput as error:
+            raise InvalidInput(f"task {operator.dag_id}.{operator.task_id}: {error}") from None
+        return fill(context)
+
+    return (fill if is_constant else fill_argument), is_constant
 
 
 def _template_filler(

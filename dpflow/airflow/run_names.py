@@ -10,6 +10,7 @@ import datetime as dt
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -22,6 +23,13 @@ if TYPE_CHECKING:
 
 #: Where an asset event's extra holds what this package wrote; other keys are the author's.
 EVENT_KEY = "dpflow"
+#: What Airflow's context says of a run's dates, in UTC, and the texts that it makes of the logical date.
+_DATES = ("logical_date", "data_interval_start", "data_interval_end")
+_DATE_TEXTS = {"ds": "%Y-%m-%d", "ds_nodash": "%Y%m%d", "ts": "%Y-%m-%dT%H:%M:%S%z"}
+#: A day or month in a text, without a time of day behind it.
+_DAY = re.compile(r"(?<!\d)\d{4}-?\d\d(?:-?\d\d)?(?![\w:-]| \d\d:)")
+#: Arguments of tasks that may name blocks.
+DATED_FIELDS = ("blocks", "release", "releases", "session", "sql", "parameters")
 #: Types of runs that Airflow makes by itself; somebody, or another DAG, triggers the others and may say for which day.
 BY_ITSELF = ("scheduled", "backfill", "asset_triggered")
 
@@ -73,7 +81,8 @@ def name_day(context: Mapping[str, Any]) -> str:
     """What `name_run` says of the schedule's run of a day, for a run by hand whose param ``day`` names it as
     an ISO date: so the two are one run, and pay once. "" where no param does, or the DAG has no schedule.
 
-    Blanks around it say nothing, as in blocks. Raises `InvalidInput` where the DAG's schedule has no run of that day, or
+    A run is of the day on which its data interval starts, in the schedule's time zone. Blanks around the text say
+    nothing, as in blocks. Raises `InvalidInput` where the DAG's schedule has no run of that day, or
     several, or counts from its first run, and for a text that begins with a digit and is no ISO date.
     """
     given = (context.get("params") or {}).get("day")
@@ -85,23 +94,25 @@ def name_day(context: Mapping[str, Any]) -> str:
     if not timetable.periodic:
         return ""
     try:
-        day = dt.datetime.strptime(text, "%Y-%m-%d").replace(tzinfo=dt.UTC)
-        last = day + dt.timedelta(days=41)
+        zone, day = find_zone(dag), dt.datetime.strptime(text, "%Y-%m-%d")
+        first = day.replace(tzinfo=zone).astimezone(dt.UTC)
+        last = first + dt.timedelta(days=41)
     except (ValueError, OverflowError):
         raise InvalidInput(
             f"params.day is {text[:40]!r}; write a date such as '2026-01-31'"
         ) from None
-    if _counts_from_start(dag, day):
+    if _counts_from_start(dag, first):
         raise InvalidInput(
             f"params.day is {text!r}, and the schedule {timetable.summary} counts from its first run, so the day's run is "
             "unknown; write the schedule as cron, such as '0 3 * * *'"
         )
     names = []
-    for run in _timetable_runs(dag, day):
+    for run in _timetable_runs(dag, first):
         start = run.variables.get("data_interval_start")
-        if run.when >= last or (start and start.date() > day.date()):
+        started = start and start.astimezone(zone).date()
+        if run.when >= last or (started and started > day.date()):
             break
-        names += [run.occurrence] if start and start.date() == day.date() else []
+        names += [run.occurrence] if started == day.date() else []
     if len(names) != 1:
         raise InvalidInput(
             f"params.day is {text!r}, and the schedule {timetable.summary} has {len(names)} runs of that day; name "
@@ -206,6 +217,62 @@ def core_timetable(dag: Any) -> Any:
 
         return coerce_to_core_timetable(dag.timetable)
     return dag.timetable
+
+
+def find_zone(dag: Any) -> dt.tzinfo:
+    """The time zone of a DAG's schedule; UTC where that has none."""
+    import pendulum
+
+    timetable = getattr(dag.timetable, "timetable", dag.timetable)
+    several = getattr(timetable, "timetables", None) or getattr(timetable, "_timetables", None)
+    timetable = several[0] if several else timetable
+    zone = getattr(timetable, "timezone", None) or getattr(timetable, "_timezone", None) or dt.UTC
+    return pendulum.timezone(zone) if isinstance(zone, str) else zone
+
+
+def require_zone(
+    context: Mapping[str, Any], fill: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+) -> None:
+    """Refuse blocks whose template leaves open in which time zone a day is: Airflow's dates are of UTC, whose days a
+    schedule of another zone has twice, or never, when its clocks change.
+
+    Args:
+        fill: renders a task's arguments by a context.
+
+    Raises:
+        InvalidInput: the schedule's dates make other days of them in its own zone.
+    """
+    import pendulum
+
+    zone = find_zone(context["dag"])
+    dates = {name: context[name] for name in _DATES if context.get(name) is not None}
+    local = {name: pendulum.instance(date).astimezone(zone) for name, date in dates.items()}
+    if not any(date.utcoffset() for date in local.values()):
+        return
+    local |= {
+        name: local["logical_date"].strftime(form)
+        for name, form in _DATE_TEXTS.items()
+        if name in context and "logical_date" in local
+    }
+    days, own = (list(_list_days(fill(dict(context) | one))) for one in ({}, local))
+    if wrong := next(((day, other) for day, other in zip(days, own) if day != other), None):
+        name = getattr(zone, "name", zone)
+        raise InvalidInput(
+            f"block {wrong[0]} is a day of UTC, and {wrong[1]} in {name}, the time zone of the schedule; say which zone's days "
+            f"the blocks are, such as {{{{ data_interval_start.in_timezone('{name}') | ds }}}}"
+        )
+
+
+def _list_days(value: Any, is_dated: bool = False) -> Iterator[str]:
+    """The days in blocks and queries among a task's arguments."""
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from _list_days(inner, is_dated or name in ("blocks", "sql", "parameters"))
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from _list_days(inner, is_dated)
+    elif is_dated:
+        yield from _DAY.findall(str(value))
 
 
 def list_runs(

@@ -137,6 +137,11 @@ def check_runs(
         # A release file has no date of its own to be missed.
         if not job.dag_id:
             continue
+        # A date alone is a whole day of the schedule's.
+        if first and since and len(since) <= 10:
+            first = first.replace(tzinfo=job.zone)
+        if last and until and len(until) <= 10:
+            last = dt.datetime.combine(last, dt.time.max, job.zone)
         seen = check_job_runs(job, registry, book, now=now, since=first, until=last)
         subject = f"runs of {job.name}"
         if seen.unknown:
@@ -146,7 +151,7 @@ def check_runs(
             yield ProjectFinding(
                 subject,
                 "wrong",
-                f"of {len(seen.runs)} that were due {len(seen.missing)} are not whole: {describe_runs(seen.missing)}; "
+                f"of {len(seen.runs)} that were due {len(seen.missing)} are not whole: {describe_runs(seen.missing, job.zone)}; "
                 f"run these dates, or clear their tasks: what has a result costs nothing again",
             )
         elif seen.runs:

@@ -4,8 +4,10 @@ Airflow does not tell. Charges nothing and reads no row.
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -127,8 +129,8 @@ def _check_run(job: Job, run: Run, registry: Registry, ledger: Ledger) -> RunSta
     return "unsettled" if charged else "nothing"
 
 
-def describe_runs(runs: Sequence[CheckedRun]) -> str:
-    """The dates of runs in words, those of one state together."""
+def describe_runs(runs: Sequence[CheckedRun], zone: dt.tzinfo = dt.UTC) -> str:
+    """The dates of runs in words, those of one state together, in the time zone of their schedule."""
     words = {
         "nothing": "nothing was released",
         "part": "a part was released",
@@ -136,12 +138,20 @@ def describe_runs(runs: Sequence[CheckedRun]) -> str:
     }
     parts = []
     for state, text in words.items():
-        # A data interval by its start, and midnight by its date.
-        starts = (run.occurrence.partition("/")[0] for run in runs if run.state == state)
-        names = [start.removesuffix("T00:00:00+00:00") for start in starts]
+        names = [_name_start(run.occurrence, zone) for run in runs if run.state == state]
         rest = len(names) - _MOST_NAMED
         more = f" and {rest} more up to {names[-1]}" if rest > 0 else ""
         shown = ", ".join(names[:_MOST_NAMED])
         if names:
             parts.append(f"{text}: {shown}{more}")
     return "; ".join(parts)
+
+
+def _name_start(occurrence: str, zone: dt.tzinfo) -> str:
+    """A data interval by its start, and midnight by its date."""
+    start = occurrence.partition("/")[0]
+    with contextlib.suppress(ValueError):
+        # A partition key may read as a time without a zone.
+        if (date := dt.datetime.fromisoformat(start)).tzinfo is not None:
+            start = date.astimezone(zone).isoformat()
+    return re.sub(r"T00:00:00[+-]\d\d:\d\d$", "", start)

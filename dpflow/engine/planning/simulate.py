@@ -82,7 +82,7 @@ class Task:
 @dataclass(frozen=True)
 class Job:
     """A DAG (``dag_id``) or a release file on a calendar. ``runs`` starts at the first one at every
-    call and may have no end. ``catchup``: whether dates before it was switched on run, too.
+    call and may have no end. ``catchup``: whether dates before it was switched on run, too. ``zone``: that of its days.
     """
 
     name: str
@@ -91,6 +91,7 @@ class Job:
     tasks: tuple[Task, ...]
     runs: Callable[[], Iterator[Run]]
     catchup: bool = True
+    zone: dt.tzinfo = dt.UTC
 
 
 @dataclass(frozen=True, eq=False)
