@@ -244,8 +244,8 @@ def require_zone(
     """
     import pendulum
 
-    zone = find_zone(context["dag"])
     dates = {name: context[name] for name in _DATES if context.get(name) is not None}
+    zone = find_zone(context["dag"]) if dates else dt.UTC
     local = {name: pendulum.instance(date).astimezone(zone) for name, date in dates.items()}
     if not any(date.utcoffset() for date in local.values()):
         return
