@@ -37,7 +37,7 @@ def context(tiny: Tiny, **changes: Any) -> dict[str, Any]:
     return {
         "ti": SimpleNamespace(**instance),
         "dag_run": SimpleNamespace(partition_key=None),
-        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py"), timetable=None),
         "logical_date": DAY,
         "data_interval_start": DAY,
         "data_interval_end": DAY + dt.timedelta(days=1),

@@ -50,7 +50,7 @@ def run(operator: BaseOperator, folder: Path, run_id: str = "r") -> Any:
     context: dict[str, Any] = {
         "ti": SimpleNamespace(dag_id="d", task_id="t", run_id=run_id, map_index=-1),
         "dag_run": SimpleNamespace(partition_key=None),
-        "dag": SimpleNamespace(fileloc=str(folder / "dag.py")),
+        "dag": SimpleNamespace(fileloc=str(folder / "dag.py"), timetable=None),
         "logical_date": DAY,
         "day": "2020-01-01",
     }

@@ -49,7 +49,7 @@ def context(tiny: Tiny, number: int, *events: Any, map_index: int = -1) -> dict[
     return {
         "ti": SimpleNamespace(dag_id="d", task_id="t", run_id=f"asset_triggered__{number}", map_index=map_index),
         "dag_run": SimpleNamespace(partition_key=None, run_type="asset_triggered"),
-        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")),
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py"), timetable=None),
         "triggering_asset_events": {"visits": list(events)},
     }  # fmt: skip
 

@@ -89,7 +89,10 @@ def test_three_doors_one_session(
     from dpflow.airflow import SessionOperator
 
     day = dt.datetime(2020, 1, 1, tzinfo=dt.UTC)
-    context = {"dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py")), "logical_date": day}
+    context = {
+        "dag": SimpleNamespace(fileloc=str(tiny.folder / "dag.py"), timetable=None),
+        "logical_date": day,
+    }
     asked = [QUERY, QUERY | {"default": 7}, QUERY | {"default": 8}]
     answers = SessionOperator(task_id="t", session="ages.yml", queries=asked).execute(context)
     assert answers[0] == first["answers"][0] and answers[1]["queries_left"] == 0
