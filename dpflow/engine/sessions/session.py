@@ -586,8 +586,8 @@ class Session:
         private = PrivateTable(inner.table, inner.request.where)
         with private.hold_open():
             check_source(inner, private)
-        snapshot = self._ledger.commitment(private.data_identity(), "snapshot")
-        result = draw_result(inner, private, failures)
+            snapshot = self._ledger.commitment(private.data_identity(), "snapshot")
+            result = draw_result(inner, private, failures)
         epsilon, delta = inner.privacy_cost()
         body = {
             "verdict": "released",

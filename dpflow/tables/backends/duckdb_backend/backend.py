@@ -48,16 +48,28 @@ class DuckDBBackend(QueryBackend):
         )
         self._what = f"table {table.name!r}"
         self._held: isolated_database.Connection | None = None
+        # A file that takes its place holds other rows.
+        self._held_identity: bytes | None = None
         # Whatever is open now, for `cancel`.
         self._open: isolated_database.Connection | None = None
 
     @contextmanager
     def hold_open(self) -> Iterator[None]:
-        with self._open_connection() as self._held:
-            try:
-                yield
-            finally:
-                self._held = None
+        if self._held is not None:
+            yield
+            return
+        while True:
+            identity = self.snapshot_identity()
+            with self._open_connection() as held:
+                # One that was exchanged meanwhile may have been opened before or after it.
+                if self.snapshot_identity() != identity:
+                    continue
+                self._held, self._held_identity = held, identity
+                try:
+                    yield
+                finally:
+                    self._held = self._held_identity = None
+                return
 
     @contextmanager
     def _open_connection(self) -> Iterator[isolated_database.Connection]:
@@ -86,7 +98,7 @@ class DuckDBBackend(QueryBackend):
             connection.interrupt()
 
     def snapshot_identity(self) -> bytes:
-        return (
+        return self._held_identity or (
             # One file may hold several tables: the relation's name keeps their identities apart.
             file_list.source_identity(self.table.database, self._what)
             + b"/"

@@ -13,14 +13,18 @@ from typing import Any
 import pytest
 from duckdb_files import duckdb_file, load_texts
 
+from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.errors import PluginError, TableInterrupted, UnknownName
 from dpflow.tables.backends import discovery, find_backend
 from dpflow.tables.backends.duckdb_backend import DuckDBBackend
+from dpflow.tables.private import PrivateTable
 from dpflow.testing import backend_bounds
 from dpflow.testing import backend_checks as suite
 from dpflow.testing.backend_relations import Bench, Content
 from dpflow.testing.harness import NotConformant
+
+COUNT = GroupedSums(None, None, 1, 10)
 
 
 class Files:
@@ -200,3 +204,30 @@ def test_a_query_is_cancelled(make: Any) -> None:
         thread.join()
     assert raised.value.retryable
     assert int(table.answer(GroupedSums(), ()).rows[0]) == 3_000_000
+
+
+def test_a_file_that_takes_the_place_of_an_open_one_is_another_state(tmp_path: Path) -> None:
+    """Inside `hold_open` identity and rows are those of the file that was opened, whatever is renamed to its path."""
+    place, next_file = tmp_path / "visits.duckdb", tmp_path / "next.duckdb"
+    for path, n in ((place, 3), (next_file, 5)):
+        with duckdb_file(path) as connection:
+            connection.execute(f"CREATE TABLE visits AS SELECT i AS person FROM range({n}) t(i)")
+    private = PrivateTable(
+        Table.model_validate(
+            {
+                "name": "visits",
+                "database": place,
+                "privacy_unit": {"column": "person"},
+                "contribution_bounds": {"rows": 1},
+                "columns": {},
+            }
+        )
+    )
+    with private.hold_open():
+        before = private.data_identity()
+        next_file.replace(place)
+        assert private.data_identity() == before
+        # Also of what is held within.
+        with private.hold_open():
+            assert private.answer(COUNT, ()).rows.tolist() == [3]
+    assert private.data_identity() != before and private.answer(COUNT, ()).rows.tolist() == [5]
