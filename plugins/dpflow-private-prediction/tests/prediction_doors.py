@@ -6,12 +6,12 @@ from __future__ import annotations
 
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import duckdb
 import pytest
 import yaml
+from airflow_tasks import context
 
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
@@ -100,7 +100,7 @@ class Doors:
             "answers": {"database": "answers.duckdb", "table": "answers"},
         }
         operator = PrivatePredictionOperator(task_id="predict", **(given | changes))
-        return operator.execute({"dag": SimpleNamespace(fileloc=str(self.folder / "dag.py"))})
+        return operator.execute(context(self))
 
     def published(self) -> list[tuple[Any, ...]]:
         """The answers."""
