@@ -62,6 +62,17 @@ def test_counts_are_joined_and_keep_intervals(shop: Path, monkeypatch: pytest.Mo
     }
 
 
+@pytest.mark.parametrize(("join", "is_free"), [("JOIN", True), ("LEFT JOIN", False)])
+def test_groups_of_a_public_column_add_up_where_each_row_finds_one(
+    shop: Path, monkeypatch: pytest.MonkeyPatch, join: str, is_free: bool
+) -> None:
+    """A row that finds no public row is in no group of its columns."""
+    rows = f"FROM orders {join} population USING (country)"
+    answer(shop, f"SELECT population.name, COUNT(*) {rows} GROUP BY 1", monkeypatch)
+    options = PRICE | {"ledger": shop / "ledger.sqlite", "epsilon": "0.1"}
+    assert (not dpflow.plan_sql(f"SELECT COUNT(*) {rows}", **options).to_pay) == is_free
+
+
 @pytest.mark.parametrize(
     ("query", "rule"),
     [

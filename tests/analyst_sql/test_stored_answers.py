@@ -187,7 +187,12 @@ class Keys:
         tests += [f"day >= '2020-01-{first:02}' AND day < '2020-02-{last % 9 + 1:02}'"]
         tests += [f"day BETWEEN '2020-01-{first:02}' AND '2020-01-{last:02}'", "day > '2020-01-06'"]
         if key.startswith("CASE"):
-            tests += [f"{key} = 'a'", f"{key} IN ('a', 'b')", f"{key} <> 'a'"] * 4
+            tests += [
+                f"{key} IS NOT NULL",
+                f"{key} = 'a'",
+                f"{key} IN ('a', 'b')",
+                f"{key} <> 'a'",
+            ] * 4
         return self._random.choice(tests)
 
     def test(self, depth: int = 2) -> str:

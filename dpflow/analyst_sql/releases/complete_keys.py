@@ -25,7 +25,7 @@ from dpflow.tables.language.grouping import (
     parse_row_expression,
 )
 from dpflow.tables.language.key_tests import split_nodes
-from dpflow.tables.language.nodes import COMPARISONS, Node
+from dpflow.tables.language.nodes import COMPARISONS, PART_RANGES, Node
 
 _LITERALS = ("number", "text", "truth")
 #: Truth values that are NULL only where an operand is.
@@ -72,7 +72,9 @@ class _Rows:
 
     def _are_listed(self, node: Node) -> bool:
         """Whether each value that an expression has is one of its public keys."""
-        if node.op in ("text", "IS NULL", *_TESTS):
+        if node.op in ("text", "IS NULL", *_TESTS) or (
+            node.op in PART_RANGES and node.op != "year"
+        ):
             return True
         if node.op in ("CASE", "coalesce", "||", "substring") or _is_text(node):
             return all(map(self._are_listed, _list_values(node)))
@@ -80,7 +82,7 @@ class _Rows:
 
     def _have_value(self, node: Node) -> bool:
         """Whether an expression is NULL in no row."""
-        if node.op in (*_LITERALS, "IS NULL"):
+        if node.op in (*_LITERALS, "IS NULL") or any(_asks_value(c, node) for c in self.conditions):
             return True
         if node.op == "column":
             name = ".".join(node.args[0])
@@ -138,6 +140,12 @@ class _Rows:
                 lows += [min(known)] if one.op in ("=", "IN", ">", ">=") else []
                 highs += [max(known)] if one.op in ("=", "IN", "<", "<=") else []
         return (max(lows), min(highs)) if lows and highs else None
+
+
+def _asks_value(condition: Node, node: Node) -> bool:
+    """Whether a condition is that an expression IS NOT NULL."""
+    inner = condition.args[0] if condition.op == "NOT" else condition
+    return inner is not condition and inner.op == "IS NULL" and bool(inner.args[0] == node)
 
 
 def _list_values(node: Node) -> list[Node]:
