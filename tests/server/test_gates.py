@@ -354,20 +354,25 @@ def test_gates_of_others_are_as_none(asked: Any) -> None:
 
 
 def test_row_ids_change_no_status(tmp_path: Path) -> None:
-    """Unknown ones, missing ones, texts where the table has numbers: the verdict alone says how good they are."""
+    """Unknown ones and missing ones: the verdict alone says how good they are. What no id of the column's type is, is refused,
+    whatever the rows are.
+    """
     world, truth = make_world(tmp_path), [int(i % 100 >= 50) for i in range(4000)]
     with world.test_client("ann") as client:
         bodies = [
             predictions(range(4000), truth),
-            predictions([*range(4000), 10**9, -1.5, 2**60], [*truth, 1, 0, None]),
+            predictions([*range(4000), 10**9, -15, 2**52], [*truth, 1, 0, None]),
             predictions([10**9], [1]),
-            predictions([PLANTED], [1]),
+            predictions(["77777"], [1]),
         ]
         answers = [settle(client, DOOR, body) for body in bodies]
         assert {answer.status_code for answer in answers} == {200}
         said = [answer.json()["verdict"]["verdict"] for answer in answers]
         assert said == ["yes", "yes", "no", "no"]
         assert len({tuple(sorted(answer.json()["verdict"])) for answer in answers[:2]}) == 1
+        for odd in (-1.5, 2**60, PLANTED, "07"):
+            refused = settle(client, DOOR, predictions([odd], [1]))
+            assert refused.status_code == 422 and "not a whole number" in refused.text
     assert world.spent("holdout") == "40" and world.ledger.verify().ok
 
 
