@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,8 +78,9 @@ def file_identity(database: Path, what: str) -> bytes:
     The file is not opened because closing any handle of it drops this process's own locks.
     """
     parts = []
-    # A committed change may still be in the write-ahead log only.
-    for path in (database, database.with_name(database.name + ".wal")):
+    # A committed change may still be in the write-ahead log only, which stands beside the file that a link names.
+    real = Path(os.path.realpath(database))
+    for path in (real, real.with_name(real.name + ".wal")):
         try:
             stat = path.stat()
         except FileNotFoundError:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import duckdb
@@ -11,6 +13,7 @@ import yaml
 from dpflow.core.contract.requests import GroupedSums
 from dpflow.errors import InvalidInput, TableUnreadable
 from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.local_files import file_identity
 from dpflow.tables.loading.csv_files import CsvFormat
 from dpflow.tables.loading.list_files import list_files
 from dpflow.tables.loading.source_names import open_source
@@ -118,3 +121,16 @@ def test_a_file_of_another_duckdb_version(tmp_path: Path, version: int) -> None:
     table = load_table(declare(tmp_path, "visits.duckdb"))
     with pytest.raises(TableUnreadable, match="give an undamaged DuckDB file of this version"):
         PrivateTable(table).answer(GroupedSums(), ())
+
+
+def test_a_change_in_the_log_of_a_linked_file_is_another_state(tmp_path: Path) -> None:
+    """What a killed writer committed stands in the log beside the file itself, and readers see it."""
+    place, link = tmp_path / "visits.duckdb", tmp_path / "links" / "current.duckdb"
+    with duckdb.connect(str(place)) as connection:
+        connection.execute("CREATE TABLE visits AS SELECT 1 AS person")
+    link.parent.mkdir()
+    link.symlink_to(place)
+    before = file_identity(link, "visits")
+    kill = "import duckdb, os, sys; c = duckdb.connect(sys.argv[1]); c.execute('INSERT INTO visits VALUES (2)'); os._exit(0)"
+    subprocess.run([sys.executable, "-c", kill, place], check=True)
+    assert file_identity(link, "visits") == file_identity(place, "visits") != before
