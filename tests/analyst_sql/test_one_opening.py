@@ -62,10 +62,10 @@ def test_the_file_is_closed_before_the_answer_is_computed(
     """What is computed from released rows may take its time."""
     compute = query_plan.compute_answer
 
-    def write_meanwhile(*arguments: Any) -> Any:
+    def write_meanwhile(*arguments: Any, **options: Any) -> Any:
         with duckdb.connect(str(fresh.folder / "visits.duckdb")) as connection:
             connection.execute("CREATE TABLE written AS SELECT 1 AS one")
-        return compute(*arguments)
+        return compute(*arguments, **options)
 
     monkeypatch.setattr(query_plan, "compute_answer", write_meanwhile)
     assert len(fresh.ask("SELECT COUNT(*) FROM visits", epsilon=1).rows) == 1

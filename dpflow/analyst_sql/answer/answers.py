@@ -45,6 +45,7 @@ def compute_answer(
     cells: Callable[[SelectQuery], Cells],
     origins: Sequence[Origin],
     notes: Sequence[str],
+    has_intervals: bool = True,
 ) -> SqlAnswer:
     """All that is computed from released numbers, in DuckDB; with intervals where a rule covers them.
 
@@ -57,6 +58,9 @@ def compute_answer(
 
     All of it is computed from numbers as they were drawn; only the answer's own are clipped to their
     public ranges.
+
+    Args:
+        has_intervals: state intervals; without them its numbers are of several states of the rows.
 
     Raises:
         QueryFailed: DuckDB cannot compute it from these numbers, not even as NULL.
@@ -80,6 +84,8 @@ def compute_answer(
             (n, j) for n, table in enumerate(tables) for j in range(len(table.numbers))
         )
         intervals = [ColumnIntervals(True, everything) for _ in result.columns]
+    if not has_intervals:
+        intervals, of_totals = [replace(one, confidence=None) for one in intervals], None
     columns: list[AnswerColumn] = []
     computed: list[list[Released]] = []
     for position, ((name, computed_kind), one) in enumerate(zip(result.columns, intervals)):

@@ -35,6 +35,7 @@ from dpflow.analyst_sql.releases.query_parts import (
     name_searches,
     price_parts,
 )
+from dpflow.analyst_sql.releases.row_states import group_by_rows
 from dpflow.analyst_sql.releases.settings import (
     Settings,
     Target,
@@ -48,6 +49,7 @@ from dpflow.analyst_sql.releases.stored_answers import (
     Stored,
     StoredReleases,
     find_cells,
+    has_one_state,
     identify_query,
     keep_cells,
     list_conditions,
@@ -120,22 +122,25 @@ def plan_sql(
             "epsilon 0 asks for a stored answer, and here each run draws for itself; give an epsilon"
         )
     stored: list[Stored | None] = [None] * len(planned.parts)
-    releases = None
+    releases, renewals = None, list[str]()
     if ledger is not None and look_up:
         releases = StoredReleases(ledger, settings, registry)
-        stored = [releases.find(part) for part in planned.parts]
-        if not all(stored):
+        stored = releases.find_all(planned.parts)
+        if not has_one_state(planned.parts, stored):
             for other in _spell_otherwise(query, written):
                 if found := _find_all(*other, settings, releases, registry, chooser):
                     query, planned, stored = found
                     break
+            else:
+                parts, stored, renewals = releases.renew(planned.parts, stored)
+                planned = replace(planned, parts=parts)
     to_pay = [part for part, one in zip(planned.parts, stored) if one is None]
     _recall_types(planned.parts, stored, keys)
     columns = source.answer(partial(describe_columns, query, source, keys))
     unpaid: list[str] = []
     if ledger is not None and releases is not None:
         reasons = (releases.explain_payment(part.part) for part in to_pay)
-        unpaid = [reason for reason in dict.fromkeys(reasons) if reason]
+        unpaid = [reason for reason in dict.fromkeys([*renewals, *reasons]) if reason]
         if settings.is_free and to_pay:
             raise PlanRefused(
                 "; ".join(["no stored answer serves, and epsilon 0 pays for none", *unpaid])
@@ -417,8 +422,8 @@ def _find_all(
         planned = plan_parts(query, settings, registry, chooser)
     except Refusal:
         return None
-    stored = [releases.find(part) for part in planned.parts]
-    return (query, planned, stored) if all(stored) else None
+    stored = releases.find_all(planned.parts)
+    return (query, planned, stored) if has_one_state(planned.parts, stored) else None
 
 
 @errors_end_here
@@ -462,6 +467,7 @@ def answer_sql(
     notes = [*plan.unpaid, *describe_missing(plan.query.list_releases())]
     notes += filter(None, [describe_min_units(plan)])
     of_totals: set[str] = set()
+    statements: set[str] = set()
     for part, stored in zip(plan.parts, plan.stored):
         query = part.part.queries[0]
         if stored is not None:
@@ -494,6 +500,7 @@ def answer_sql(
             notes.append(answering.describe_contributions())
         if result.totals is not None:
             notes.append(result.totals.statement)
+            statements.add(result.totals.statement)
             if answering.chosen_groups:
                 of_totals.add(result.totals.statement)
         if part.part.private:
@@ -509,15 +516,41 @@ def answer_sql(
         f"are not in it"
         for level in plan.added
     ]
+    if states := _describe_states(plan, origins, ledger):
+        notes, of_totals = [states, *(one for one in notes if one not in statements)], set()
     notes = list(dict.fromkeys(notes))
     cells_of = find_cells_by_query(add_levels(answered, plan.added))
-    answer = compute_answer(plan, cells_of, origins, notes)
+    answer = compute_answer(plan, cells_of, origins, notes, has_intervals=not states)
     if not any(column.total == "stated" for column in answer.columns):
         # Of numbers that are computed of others no total interval is known.
         answer = replace(
             answer, notes=tuple(note for note in answer.notes if note not in of_totals)
         )
     return answer
+
+
+def _describe_states(plan: SqlPlan, origins: Sequence[Origin], ledger: Ledger) -> str:
+    """What to say of parts that read the same rows in several states of them; "" where there are none."""
+    mixed: list[Origin] = []
+    for group in group_by_rows(plan.parts):
+        ids = {origins[n].release_id for n in group}
+        states = {
+            stored.record.snapshot
+            if (stored := plan.stored[n]) is not None
+            else ledger.release(origins[n].release_id).snapshot
+            for n in group
+            if len(ids) > 1
+        }
+        mixed += [origins[n] for n in group if len(states) > 1]
+    dates = sorted({one.released_at.isoformat(sep=" ") for one in mixed})
+    return (
+        ""
+        if not mixed
+        else (
+            f"its numbers are of several states of the rows, released at {', '.join(dates)}, so no interval is stated; an unused "
+            f"--revision (in a task, ordinal) pays for all of them anew"
+        )
+    )
 
 
 def _describe_stored(stored: Stored, part: QueryPart) -> Iterator[str]:

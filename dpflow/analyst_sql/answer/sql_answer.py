@@ -312,16 +312,18 @@ class SqlAnswer:
 
     def describe(self) -> str:
         """Where it comes from and what it cost, in a sentence."""
-        dates = sorted({one.released_at.isoformat(sep=" ") for one in self.origins})
+        stored = (one.released_at.isoformat(sep=" ") for one in self.origins if one.stored)
+        dates = ", ".join(sorted(set(stored)))
         ids = ", ".join(one.release_id for one in self.origins)
         if self.free:
-            return f"stored, nothing charged; of {', '.join(dates)}; releases {ids}"
+            return f"stored, nothing charged; of {dates}; releases {ids}"
         paid = [
             f"epsilon {one.epsilon}, delta {one.delta} ({one.mechanism})"
             for one in self.origins
             if not one.stored
         ]
-        return f"charged {'; '.join(paid)}; releases {ids}"
+        also = f"; in part stored, of {dates}" if dates else ""
+        return f"charged {'; '.join(paid)}{also}; releases {ids}"
 
     def _repr_html_(self) -> str:
         heads, lines = self.list_printed()

@@ -19,6 +19,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache, partial
+from itertools import count
 from typing import Any
 
 from dpflow.analyst_sql.parse.select_query import ADDITIVE, SelectQuery, SqlAggregate
@@ -38,11 +39,13 @@ from dpflow.analyst_sql.releases.query_parts import (
     is_private_node,
     release_name,
 )
+from dpflow.analyst_sql.releases.row_states import group_by_rows
 from dpflow.analyst_sql.releases.settings import Settings, Target
 from dpflow.analyst_sql.releases.target_errors import error_share
 from dpflow.core.contract.contribution import RequestedBounds
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.results import Result, Row
+from dpflow.engine.planning.precheck import find_snapshot
 from dpflow.engine.releases.choose_bounds import follow_request
 from dpflow.engine.releases.make_plan import make_plan
 from dpflow.engine.releases.own_histogram import follow_result
@@ -50,7 +53,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.request import ReleaseRequest
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS
-from dpflow.errors import InvalidInput
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger, ReleaseRecord, SettledRequest, make_slot
 from dpflow.registry import Registry
 from dpflow.tables import declare_groups
@@ -118,20 +121,117 @@ class StoredReleases:
         settled = self._list_settled(release_name(query.table, self._settings.asker))
         return [one for one in settled if one.request.get("unit_rows") == made]
 
-    def find(self, asked: PartPlan) -> Stored | None:
-        """The newest release that answers a part within the target, or else with an error that is not above
-        the asked one. Where nothing may be spent whatever its error is: the newest than which no other is more exact.
+    def find_all(self, parts: Sequence[PartPlan]) -> list[Stored | None]:
+        """What answers each part; of parts that read the same rows releases of one state of them, the newest of which
+        all are stored. Where there is none, they are of several states, or missing.
         """
-        best: Stored | None = None
+        found: list[Stored | None] = [None] * len(parts)
+        for group in group_by_rows(parts):
+            for position, stored in zip(group, self._find_group([parts[n] for n in group])):
+                found[position] = stored
+        return found
+
+    def _find_group(self, parts: Sequence[PartPlan]) -> list[Stored | None]:
+        found = [self._choose(part, self._list_serving(part)) for part in parts]
+        if None in found or have_one_state(found):
+            return found
+        serving = [[*self._list_serving(part)] for part in parts]
+        for state in dict.fromkeys(one.record.snapshot for one in serving[0]):
+            of_state = [
+                self._choose(part, (one for one in some if one.record.snapshot == state))
+                for part, some in zip(parts, serving)
+            ]
+            if None not in of_state:
+                return of_state
+        return found
+
+    def _list_serving(self, asked: PartPlan) -> Iterator[Stored]:
+        """Releases that answer a part within the target, or else with an error that is not above the asked one; where
+        nothing may be spent with whatever error.
+        """
         for settled in self._list(asked.part.queries[0]):
             stored = self._read(settled, asked.part)
             if stored is None or not _has_same_keys(stored, asked):
                 continue
-            if self._settings.is_free:
-                best = stored if best is None or _is_more_exact(stored, best, asked) else best
-            elif _is_as_exact(stored, asked, self._settings.target):
-                return stored
+            if self._settings.is_free or _is_as_exact(stored, asked, self._settings.target):
+                yield stored
+
+    def _choose(self, asked: PartPlan, serving: Iterator[Stored]) -> Stored | None:
+        """The newest; where nothing may be spent the newest than which no other is more exact."""
+        best = next(serving, None)
+        for stored in serving if self._settings.is_free else ():
+            if best is None or _is_more_exact(stored, best, asked):
+                best = stored
         return best
+
+    def renew(
+        self, parts: Sequence[PartPlan], found: Sequence[Stored | None]
+    ) -> tuple[list[PartPlan], list[Stored | None], list[str]]:
+        """Parts, what answers them, and why some are paid although they are stored: beside parts that read the same rows
+        and are drawn now, only releases of the rows as they are now serve. A retry takes what it was charged with.
+
+        Raises `PlanRefused` where a revision that was asked for has some of them, of rows before they changed.
+        """
+        renewed, kept, reasons = [*parts], [*found], list[str]()
+        for group in group_by_rows(parts):
+            if len(group) == 1 or have_one_state([found[n] for n in group]):
+                continue
+            is_stored = all(found[n] is not None for n in group)
+            if self._settings.is_free:
+                if is_stored:
+                    reasons.append("what is stored of its parts is of several states of the rows")
+                    kept = [None if n in group else one for n, one in enumerate(kept)]
+                continue
+            records = {
+                n: self._find_own(parts[n]) if (one := found[n]) is None else one.record
+                for n in group
+            }
+            states = {
+                n: find_snapshot(parts[n].plan, self._ledger)
+                for n, record in records.items()
+                if record is not None and record.settled
+            }
+            old = {
+                n: f"release {record.release_id} is of rows before they changed"
+                for n, record in records.items()
+                if record is not None and states.get(n, "") not in ("", record.snapshot)
+            }
+            if not old:
+                continue
+            is_charged = any(one is not None and not one.settled for one in records.values())
+            if self._settings.revision is None:
+                fresh = {n: self._take_revision(parts[n], states[n]) for n in old}
+                if not is_charged or any(map(self._find_own, fresh.values())):
+                    for n, part in fresh.items():
+                        serving = self._list_serving(parts[n])
+                        of_now = (one for one in serving if one.record.snapshot == states[n])
+                        kept[n] = self._choose(parts[n], of_now)
+                        if kept[n] is None:
+                            renewed[n] = part
+                            reasons.append(f"{old[n]}, so this is new, as the rest of the query")
+                    continue
+            elif not is_charged and not is_stored:
+                raise PlanRefused(
+                    f"{'; '.join(old.values())}, and the rest of revision {self._settings.revision} would be of the rows as they "
+                    f"are now; ask for an unused revision"
+                )
+            reasons += [f"{one}, so this answer has no intervals" for one in old.values()]
+        return renewed, kept, reasons
+
+    def _find_own(self, part: PartPlan) -> ReleaseRecord | None:
+        """What was charged for a part at its own price and revision."""
+        return self._ledger.find(identify_query(part.plan).key(part.plan))
+
+    def _take_revision(self, part: PartPlan, state: str) -> PartPlan:
+        """A part in the first revision that has no result of other rows than those of a state."""
+        request = part.plan.request
+        for revision in count(1):
+            changed = request.model_copy(update={"revision": revision})
+            part = replace(part, plan=replace(part.plan, request=changed))
+            record = self._find_own(part)
+            if record is None or not record.settled or record.snapshot == state:
+                break
+        return part
 
     def has_rows(self, query: SelectQuery) -> bool:
         """Whether some release may have read the rows of a SELECT, whatever it was asked of them."""
@@ -248,6 +348,16 @@ class StoredReleases:
             return follow_request(plan, stored)
         except InvalidInput:
             return None
+
+
+def have_one_state(stored: Sequence[Stored | None]) -> bool:
+    """Whether all is stored, and of one state of the rows."""
+    return len({one and one.record.snapshot for one in stored}) == 1 and None not in stored
+
+
+def has_one_state(parts: Sequence[PartPlan], stored: Sequence[Stored | None]) -> bool:
+    """Whether all of a query is stored, and parts that read the same rows are of one state of them."""
+    return all(have_one_state([stored[n] for n in group]) for group in group_by_rows(parts))
 
 
 def _covers(part: QueryPart, groups: tuple[Node, ...], conditions: frozenset[str]) -> bool:

@@ -7,7 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpflow.core.contract.interactive import InteractiveMechanism
-from dpflow.engine.releases.execute import check_scope, find_lock, make_charge, require_certified
+from dpflow.engine.releases.execute import (
+    check_scope,
+    commit_to_rows,
+    find_lock,
+    make_charge,
+    require_certified,
+)
 from dpflow.engine.releases.make_plan import fit_plan
 from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
@@ -56,6 +62,14 @@ def find_source_fault(plan: Plan) -> str:
     except (TableError, MissingExtra) as error:
         return f"{SOURCE_AWAY}: {error}"
     return ""
+
+
+def find_snapshot(plan: Plan, ledger: Ledger) -> str:
+    """The commitment to a plan's rows as they are now, which a release of them keeps; "" where the source cannot be asked."""
+    try:
+        return commit_to_rows(PrivateTable(plan.table, plan.request.where), ledger)
+    except (TableError, MissingExtra):
+        return ""
 
 
 @dataclass(frozen=True)

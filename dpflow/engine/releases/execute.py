@@ -336,12 +336,16 @@ def has_hard_links(table: Table) -> bool:
     return False
 
 
+def commit_to_rows(private: PrivateTable, ledger: Ledger) -> str:
+    """The ledger's keyed commitment to a table's rows as they are now: a bare digest of them could be guessed."""
+    return ledger.commitment(private.data_identity(), "snapshot")
+
+
 def _draw_and_settle(
     plan: Plan, private: PrivateTable, ledger: Ledger, reservation: Reservation, principal: str
 ) -> Reservation:
     """Read, add noise, settle. What it returns holds the stored result, whoever stored it."""
-    # Keyed: a bare digest of private rows could be guessed.
-    snapshot = ledger.commitment(private.data_identity(), "snapshot")
+    snapshot = commit_to_rows(private, ledger)
     failures: list[str] = []
     # With a histogram of its own they follow from what is drawn.
     totals = None if plan.histogram else find_totals(plan, ledger, snapshot)
