@@ -80,7 +80,7 @@ def write_history(folder: Path) -> tuple[str, Anchor]:
     told = {"state": {"left": 1}, "answer": {"verdict": "no", "failures_left": 1}}
     ledger.answer(name, query="v", expected_version=1, **told)
     ledger.tell_verdict(name, "v")
-    ledger.retry_session(name, "p")
+    ledger.count_try(name, "p")
     ledger.answer(name, query="w", expected_version=2, state={}, answer={}, closed=True)
     ledger.open_session(key("open"), **terms(), state={}, exclusive=False)
     ledger.register_suite("d" * 64, ["place p"], None, table="t", principal="owner")

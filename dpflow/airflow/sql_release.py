@@ -24,8 +24,10 @@ from dpflow.errors import InvalidInput
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from dpflow.analyst_sql.releases.query_parts import PartPlan
     from dpflow.client.remote import RemoteClient
     from dpflow.core.contract.declaration import Table
+    from dpflow.engine.releases.run_identity import RunIdentity
     from dpflow.ledger import Ledger
 
 
@@ -112,7 +114,12 @@ class SqlReleaseOperator(RequestTask):
         registry, folder = Registry.load(), dag_folder(context)
         ledger = open_ledger(self.ledger_conn_id, folder)
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
-        plan = plan_query(arguments, folder, registry, ledger)
+
+        def identify(parts: Sequence[PartPlan], position: int) -> RunIdentity:
+            read = {block for part in parts for block in part.plan.request.blocks}
+            return identify_run(context, read, self.ordinal, f"#{position}" if position else "")
+
+        plan = plan_query(arguments, folder, registry, ledger, identify=identify)
         read = {block for part in plan.parts for block in part.plan.request.blocks}
         # The query's own comment may name it, too.
         name = plan.settings.name
@@ -125,7 +132,7 @@ class SqlReleaseOperator(RequestTask):
             plan,
             ledger,
             registry,
-            lambda part: identify_run(context, read, self.ordinal, f"#{part}" if part else ""),
+            lambda position: identify(plan.parts, position),
             self.spend_again,
         )
         published = publish_answer(plan, answer, folder, *self._name_answer(context, read))

@@ -10,6 +10,7 @@ from dpflow.errors import InvalidInput
 
 if TYPE_CHECKING:
     from dpflow.analyst_sql.answer.sql_plan import SqlPlan
+    from dpflow.analyst_sql.releases.own_charges import IdentifyPart
     from dpflow.engine.releases.scope_filters import ScopeFilters
     from dpflow.ledger import Ledger
     from dpflow.registry import Registry
@@ -27,6 +28,7 @@ def plan_query(
     registry: Registry,
     ledger: Ledger | None = None,
     filters: ScopeFilters | None = None,
+    identify: IdentifyPart | None = None,
 ) -> SqlPlan:
     """The plan of one task's query in one run, which draws for itself: stored answers of others are
     not looked for.
@@ -35,6 +37,7 @@ def plan_query(
         arguments: `QUERY_FIELDS` of the operator, with their templates filled in; ``blocks`` only if
             the operator names some.
         ledger: whose grants say which noise the scope can hold, unless ``filters`` does.
+        identify: the run identity of a part: what the run was charged for an error keeps its price.
 
     Raises:
         InvalidInput: a query that is refused, or that no task may ask.
@@ -61,6 +64,7 @@ def plan_query(
         folder,
         look_up=False,
         filters=filters,
+        identify_part=identify,
     )
     if plan.source.explain:
         raise InvalidInput(

@@ -326,12 +326,12 @@ class Ledger(BudgetLedger):
         fault_points.pass_point("session.after-commit")
         return session
 
-    def retry_session(self, session_id: str, principal: str) -> None:
-        """Count one more try of an open session's questions, after a process died of them or with them. Raises
-        `RetryConflict` if it was closed.
+    def count_try(self, release_id: str, principal: str) -> None:
+        """Count one more try of a charge or of an open session's questions, after a process died of them or with them.
+        Raises `RetryConflict` if nothing is left to try.
         """
         with self._begin_writing() as writer:
-            releases.retry_session(writer, session_id, principal)
+            releases.count_try(writer, release_id, principal)
 
     def is_fresh(self, release_id: str, scope: str, data: Sequence[str]) -> bool:
         """Whether nothing was charged before this release on its dataset or on anything in

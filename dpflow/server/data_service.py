@@ -22,6 +22,8 @@ from dpflow.analyst_sql.answer.answer_cache import KeptAnswer
 from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.analyst_sql.answer.sql_plan import SqlPlan
 from dpflow.analyst_sql.parse.text_and_options import read_source
+from dpflow.analyst_sql.releases.own_charges import IdentifyPart
+from dpflow.analyst_sql.releases.query_parts import PartPlan
 from dpflow.analyst_sql.releases.settings import find_public_table
 from dpflow.analyst_sql.releases.stored_answers import identify_query
 from dpflow.core.contract.declaration import Table
@@ -179,13 +181,14 @@ class DataService:
         # No path is left in it, so no place is searched.
         return parse_request(fields, Path("/"))
 
-    def _plan_sql(self, question: Question, *, look_up: bool = True) -> SqlPlan:
+    def _plan_sql(self, question: Question, identify: IdentifyPart | None = None) -> SqlPlan:
         plan = plan_sql(
             *question,
             self._ledger,
             self._registry,
-            look_up=look_up,
+            look_up=identify is None,
             find_public=self._find_public,
+            identify_part=identify,
         )
         if plan.settings.name is not None:
             raise InvalidInput(
@@ -424,8 +427,10 @@ class DataService:
 
         def finish() -> Reply:
             query = self._plan_query(caller, kind, body, sealed)
+            found = [self._ledger.find(run.key(plan)) for plan, run in query.planned]
+            left = {*charged} - {record.release_id for record in found if record}
             # A declaration or grant that changed makes another plan, which nobody asked to pay.
-            if any(self._ledger.find(run.key(plan)) is None for plan, run in query.planned):
+            if self._requests.count_tries(left, caller.name) or None in found:
                 raise refuse_for_now("the request is planned otherwise now; send it again")
             if kind == "session":
                 # Only what may draw is a try, as of releases: a table that is away ends no session.
@@ -433,7 +438,7 @@ class DataService:
                     raise refuse_for_now(SOURCE_AWAY)
                 for session_id in charged:
                     with suppress(RetryConflict):
-                        self._ledger.retry_session(session_id, caller.name)
+                        self._ledger.count_try(session_id, caller.name)
             return self._answer(query)
 
         try:
@@ -503,8 +508,8 @@ class DataService:
             rows=plan.count_rows() if plan.to_pay else None,
         )
 
-    def _plan_answer(self, question: Question, *, look_up: bool = True) -> SqlPlan:
-        plan = self._plan_sql(question, look_up=look_up)
+    def _plan_answer(self, question: Question, identify: IdentifyPart | None = None) -> SqlPlan:
+        plan = self._plan_sql(question, identify)
         if plan.source.explain:
             raise InvalidInput("EXPLAIN asks for a plan; send it to /v1/explain, or drop EXPLAIN")
         return plan
@@ -548,23 +553,23 @@ class DataService:
         return Query(planned[0][0].table.place, planned, answer)
 
     def _make_task_query(self, caller: Caller, body: Body, sealed: str) -> Query:
-        plan = self._plan_answer(self._read_question(caller, body), look_up=False)
+        def identify(parts: Sequence[PartPlan], position: int) -> RunIdentity:
+            return caller.identify_task(body, 0, f"#{position}" if position else "", sealed)
+
+        plan = self._plan_answer(self._read_question(caller, body), identify)
         if plan.settings.revision is not None:
             raise InvalidInput(
                 "the query names a revision, and in a task each run draws for itself; leave revision out, and use "
                 "ordinal for a second draw in one run"
             )
-
-        def identify(position: int) -> RunIdentity:
-            return caller.identify_task(body, 0, f"#{position}" if position else "", sealed)
-
-        planned = [(part.plan, identify(position)) for position, part in enumerate(plan.parts)]
+        runs = [identify(plan.parts, position) for position in range(len(plan.parts))]
 
         def answer() -> Reply:
-            answered = answer_sql(plan, self._ledger, self._registry, identify, body["spend_again"])
-            return plan.describe_answer(answered)
+            ask = (plan, self._ledger, self._registry, runs.__getitem__, body["spend_again"])
+            return plan.describe_answer(answer_sql(*ask))
 
-        return Query(plan.tables[0].place, planned, answer)
+        planned = [part.plan for part in plan.parts]
+        return Query(plan.tables[0].place, [*zip(planned, runs)], answer)
 
     def _list_unsettled(self, planned: Sequence[Planned]) -> Unsettled:
         """What no settled release of the same run answers, each with what was charged for it, if anything was."""

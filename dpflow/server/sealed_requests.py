@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, cast
 
 from dpflow.engine.releases.execute import SEALED_REQUEST
-from dpflow.errors import LedgerCorrupt
+from dpflow.errors import LedgerCorrupt, RetryConflict
 from dpflow.ledger import Ledger
 from dpflow.server.service import Door
 
@@ -79,6 +80,19 @@ class SealedRequests:
             while len(self._elsewhere) > _MAX_KNOWN:
                 self._elsewhere.popitem(last=False)
         return known if known is not None and json.loads(known)[0] == principal else None
+
+    def count_tries(self, release_ids: Iterable[str], principal: str) -> bool:
+        """Count a try of charges that their request does not complete any more. Whether any of them has no result."""
+        counted = False
+        for release_id in sorted(release_ids):
+            with suppress(RetryConflict):
+                self._ledger.count_try(release_id, principal)
+                counted = True
+                self.log_once(
+                    f"{principal} paid for {release_id}, which has no result: its request is planned otherwise now. Bring its "
+                    f"declaration back, or after max_attempts tries it is settled without one"
+                )
+        return counted
 
     def log_once(self, message: str) -> None:
         """A warning about a charge; a second time it says nothing new."""

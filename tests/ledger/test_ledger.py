@@ -319,13 +319,13 @@ def test_a_session_answers_once_and_advances_with_its_answer(ledger: Ledger) -> 
 def test_tries_of_an_open_session_are_counted(ledger: Ledger) -> None:
     """By an entry of each, which an auditor counts, too; a closed session is tried no more."""
     name = session(ledger)
-    ledger.retry_session(name, "p")
-    ledger.retry_session(name, "q")
+    ledger.count_try(name, "p")
+    ledger.count_try(name, "q")
     (record,) = ledger.open_sessions()
     assert (record.attempts, record.answers) == (3, 0) and ledger.verify().ok
     ledger.answer(name, query="q", expected_version=0, state={}, answer={}, closed=True)
-    with pytest.raises(RetryConflict, match="no open session"):
-        ledger.retry_session(name, "p")
+    with pytest.raises(RetryConflict, match="is closed; there is nothing to try"):
+        ledger.count_try(name, "p")
     assert not ledger.open_sessions() and ledger.verify().ok
 
 

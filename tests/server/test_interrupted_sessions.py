@@ -232,7 +232,7 @@ def test_a_question_that_kills_every_process_ends(tmp_path: Path) -> None:
     with world.test_client("ann") as first, stuck(first, "draw.after", times=0):
         (session,) = world.ledger.open_sessions()
         # As the second process did, before it died of it, too.
-        world.ledger.retry_session(session.release_id, "ann")
+        world.ledger.count_try(session.release_id, "ann")
         with world.test_client("ann") as second, world.test_client("bob") as third:
             # Nobody tries it again, and who asks hears how it ended.
             assert settle(third, "release", RELEASE).status_code == 503

@@ -13,10 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld, headers_of, settle
+from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld, ask_sql, headers_of, settle
 
 from dpflow import fault_points
+from dpflow.analyst_sql.answer.query_plan import answer_sql, plan_sql
 from dpflow.client.remote import RemoteClient
+from dpflow.core.contract.results import NONE
+from dpflow.registry import Registry
 
 
 def test_another_worker_finishes_what_one_was_killed_with(
@@ -148,3 +151,50 @@ def test_a_request_that_kills_every_process_ends(tmp_path: Path) -> None:
     living.stop()
     assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "0.5"
     assert not world.ledger.reserved_releases() and world.ledger.verify().ok
+
+
+def charge_alone(world: ServiceWorld, door: str, body: Any) -> None:
+    """A request of a process that ends between its charge and its draw."""
+    with world.test_client("ann") as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fault_points, "armed", "reserve.after-commit:fail")
+        assert settle(client, door, body).status_code == 500
+    assert len(world.ledger.reserved_releases()) == 1
+
+
+def wait_for_settlement(world: ServiceWorld) -> None:
+    """Until no charge is without a result."""
+    deadline = time.monotonic() + 60
+    while world.ledger.reserved_releases():
+        assert time.monotonic() < deadline
+        time.sleep(0.2)
+
+
+def test_a_charge_is_drawn_although_another_answer_is_stored(tmp_path: Path) -> None:
+    """Somebody asked the same at a higher price meanwhile; nobody sends the first request again."""
+    world = ServiceWorld(tmp_path, lease_seconds=1)
+    charge_alone(world, "sql", ask_sql())
+    (charged,) = world.ledger.reserved_releases()
+    plan = plan_sql(QUERY, {"epsilon": "2", "scope": "visits/ann"}, [world.table], (), world.ledger)
+    answer_sql(plan, world.ledger, Registry.load())
+    with world.test_client("bob"):
+        wait_for_settlement(world)
+    record = world.ledger.release(charged.release_id)
+    assert record.settled and record.result != NONE.to_json()
+    assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "2.5"
+
+
+def test_a_charge_that_is_planned_otherwise_ends(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Its tries are counted, the log names it, and after `max_attempts` it has no result."""
+    world = ServiceWorld(tmp_path, max_attempts=3, lease_seconds=1)
+    charge_alone(world, "sql", ask_sql("SELECT COUNT(*) AS n, SUM(age) AS s FROM visits"))
+    (charged,) = world.ledger.reserved_releases()
+    declaration = tmp_path / "visits.yml"
+    declaration.write_text(declaration.read_text().replace("upper: 100", "upper: 110"))
+    with world.test_client("bob"):
+        wait_for_settlement(world)
+    record = world.ledger.release(charged.release_id)
+    assert (record.attempts, record.result) == (3, NONE.to_json())
+    assert f"ann paid for {charged.release_id}" in caplog.text and world.ledger.verify().ok
+    assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "0.5"

@@ -27,6 +27,7 @@ from dpflow.analyst_sql.releases.grouping_levels import (
     add_levels,
     plan_levels,
 )
+from dpflow.analyst_sql.releases.own_charges import IdentifyPart, OwnCharges, identify_asker
 from dpflow.analyst_sql.releases.query_parts import (
     PartPlan,
     QueryPart,
@@ -92,6 +93,7 @@ def plan_sql(
     asker: str = "",
     filters: ScopeFilters | None = None,
     find_public: Callable[[str], RowTable | None] | None = None,
+    identify_part: IdentifyPart | None = None,
 ) -> SqlPlan:
     """Parse and plan a query, and check what is to pay against the types of its sources; reads no row
     and charges nothing. EXPLAIN and the answer go by this plan.
@@ -102,6 +104,8 @@ def plan_sql(
             its own stored answers serve. Empty: people, who share theirs.
         filters: say which noise the scope can hold; by default those of the ledger.
         find_public: finds a public table by its name; by default those of ``dpflow.yml``.
+        identify_part: the run identity of a part, where an orchestrator knows it: what that run was charged keeps
+            its price.
 
     Raises:
         SqlRefused: it is outside of what can be answered.
@@ -115,7 +119,10 @@ def plan_sql(
     registry = registry or Registry.load()
     keys = KeyReader()
     chooser = BoundsChooser(ledger, takes_histograms=settings.target is None)
-    read = source, settings, find_table, find_public, parameters, registry, chooser
+    charges = (
+        None if ledger is None else OwnCharges(ledger, registry, identify_part or identify_asker)
+    )
+    read = source, settings, find_table, find_public, parameters, registry, chooser, charges
     written, query, planned = source.answer(partial(_read_query, *read))
     if settings.is_free and (ledger is None or not look_up):
         raise PlanRefused(
@@ -123,11 +130,15 @@ def plan_sql(
         )
     stored: list[Stored | None] = [None] * len(planned.parts)
     releases, renewals = None, list[str]()
-    if ledger is not None and look_up:
+    if ledger is not None and charges is not None and look_up:
         releases = StoredReleases(ledger, settings, registry)
-        stored = releases.find_all(planned.parts)
+        stored, waiting = releases.find_all(planned.parts), list[bool]()
+        # The charge of this very question comes before answers of others: else nobody would complete it.
+        if not settings.is_free:
+            waiting = charges.are_waiting(planned.parts)
+            stored = [None if waits else one for one, waits in zip(stored, waiting)]
         if not has_one_state(planned.parts, stored):
-            for other in _spell_otherwise(query, written):
+            for other in () if any(waiting) else _spell_otherwise(query, written):
                 if found := _find_all(*other, settings, releases, registry, chooser):
                     query, planned, stored = found
                     break
@@ -246,6 +257,7 @@ def _read_query(
     parameters: Mapping[str, Any] | Sequence[Any],
     registry: Registry,
     chooser: BoundsChooser,
+    charges: OwnCharges | None,
 ) -> tuple[SplitQuery, SplitQuery, PlannedParts]:
     """The query as it is written, the one that is planned, and its plans. Raises `Refusal`."""
     written = read_query(source.parse(parameters), find_table, find_public)
@@ -275,7 +287,7 @@ def _read_query(
         query = written.replace_releases(move_filters)
     except InvalidInput as error:
         raise refusal_of(error, None) from None
-    return written, query, plan_parts(query, settings, registry, chooser)
+    return written, query, plan_parts(query, settings, registry, chooser, charges)
 
 
 #: What DuckDB's checks of a query are called here, and what is true where one fails.
@@ -363,9 +375,13 @@ _SAMPLE_SECONDS = 1.0
 
 
 def plan_parts(
-    query: SplitQuery, settings: Settings, registry: Registry, chooser: BoundsChooser
+    query: SplitQuery,
+    settings: Settings,
+    registry: Registry,
+    chooser: BoundsChooser,
+    charges: OwnCharges | None = None,
 ) -> PlannedParts:
-    """Its releases at the price or target that is asked for. Raises `Refusal`."""
+    """Its releases at the price or target that is asked for, or that was charged for the target. Raises `Refusal`."""
     parts = list_parts(query.list_releases())
     parts = name_searches(parts, settings.searches, settings.scope, chooser.ledger)
     if settings.is_free:
@@ -378,7 +394,8 @@ def plan_parts(
         return plan_levels(parts, lambda some: price_parts(some, priced, registry, chooser))
 
     if settings.target is not None:
-        return find_epsilon(settings.target, plan_at)
+        find = find_epsilon if charges is None else charges.find_price
+        return find(settings.target, plan_at)
     if settings.epsilon is None:
         raise InvalidInput(
             "nothing says what may be spent; give an epsilon (--epsilon 0.5, or -- dp: epsilon=0.5), or a target such as "

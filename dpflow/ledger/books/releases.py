@@ -339,11 +339,11 @@ def take_over(writer: chain.Writer, row: Any, ask: ReleaseCharge) -> Reservation
     return Reservation(row.id, _count_try(writer, row, ask.principal), False, key=ask.key)
 
 
-def retry_session(writer: chain.Writer, session_id: str, principal: str) -> None:
-    """Count a try of an open session. See `Ledger.retry_session`."""
-    row = get_row(writer.state, session_id)
-    if row.state != "open":
-        raise RetryConflict(f"release {session_id} is no open session; there is nothing to try")
+def count_try(writer: chain.Writer, release_id: str, principal: str) -> None:
+    """Count a try of an unsettled release or an open session. See `Ledger.count_try`."""
+    row = get_row(writer.state, release_id)
+    if row.state not in ("reserved", "open"):
+        raise RetryConflict(f"release {release_id} is {row.state}; there is nothing to try")
     _count_try(writer, row, checked_principal(principal))
 
 
