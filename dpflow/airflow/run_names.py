@@ -25,11 +25,19 @@ if TYPE_CHECKING:
 EVENT_KEY = "dpflow"
 #: What Airflow's context says of a run's dates, in UTC, and the texts that it makes of the logical date.
 _DATES = ("logical_date", "data_interval_start", "data_interval_end")
-_DATE_TEXTS = {"ds": "%Y-%m-%d", "ds_nodash": "%Y%m%d", "ts": "%Y-%m-%dT%H:%M:%S%z"}
+_DATE_TEXTS = {
+    "ds": "%Y-%m-%d",
+    "ds_nodash": "%Y%m%d",
+    "ts": "%Y-%m-%dT%H:%M:%S%z",
+    "ts_nodash": "%Y%m%dT%H%M%S",
+}
 #: A day or month in a text, without a time of day behind it.
-_DAY = re.compile(r"(?<!\d)\d{4}-?\d\d(?:-?\d\d)?(?![\w:-]| \d\d:)")
+_DAY = re.compile(
+    r"(?<!\d)(?:19|20)\d\d-?(?:0[1-9]|1[0-2])(?:-?(?:0[1-9]|[12]\d|3[01]))?(?![\w:-]| \d\d:)"
+)
 #: Arguments of tasks that may name blocks.
 DATED_FIELDS = ("blocks", "release", "releases", "session", "sql", "parameters")
+_WITH_DAYS = ("blocks", "where", "sql", "parameters")
 #: Types of runs that Airflow makes by itself; somebody, or another DAG, triggers the others and may say for which day.
 BY_ITSELF = ("scheduled", "backfill", "asset_triggered")
 
@@ -254,20 +262,36 @@ def require_zone(
         for name, form in _DATE_TEXTS.items()
         if name in context and "logical_date" in local
     }
+    if (run := context.get("dag_run")) is not None:
+        local["dag_run"] = _LocalRun(run, zone)
     days, own = (list(_list_days(fill(dict(context) | one))) for one in ({}, local))
     if wrong := next(((day, other) for day, other in zip(days, own) if day != other), None):
         name = getattr(zone, "name", zone)
         raise InvalidInput(
-            f"block {wrong[0]} is a day of UTC, and {wrong[1]} in {name}, the time zone of the schedule; say which zone's days "
-            f"the blocks are, such as {{{{ data_interval_start.in_timezone('{name}') | ds }}}}"
+            f"{wrong[0]} is a day of UTC, and {wrong[1]} in {name}, the time zone of the schedule; say of which zone the days "
+            f"are, such as {{{{ data_interval_start.in_timezone('{name}') | ds }}}}"
         )
+
+
+class _LocalRun:
+    """A DAG run whose dates are of a time zone."""
+
+    def __init__(self, run: Any, zone: dt.tzinfo) -> None:
+        self._run, self._zone = run, zone
+
+    def __getattr__(self, name: str) -> Any:
+        import pendulum
+
+        value = getattr(self._run, name)
+        is_time = isinstance(value, dt.datetime) and value.tzinfo
+        return pendulum.instance(value).astimezone(self._zone) if is_time else value
 
 
 def _list_days(value: Any, is_dated: bool = False) -> Iterator[str]:
     """The days in blocks and queries among a task's arguments."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
-            yield from _list_days(inner, is_dated or name in ("blocks", "sql", "parameters"))
+            yield from _list_days(inner, is_dated or name in _WITH_DAYS)
     elif isinstance(value, list | tuple):
         for inner in value:
             yield from _list_days(inner, is_dated)

@@ -77,9 +77,7 @@ def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone:
     """By the template that the refusal of one without a zone says. Days of UTC came twice in spring, or never in
     autumn. A day by hand is the schedule's run of it.
     """
-    with pytest.raises(
-        InvalidInput, match="task d.t: block .* is a day of UTC, and .* in "
-    ) as told:
+    with pytest.raises(InvalidInput, match="task d.t: .* is a day of UTC, and .* in ") as told:
         list(list_blocks(tiny, cron, zone, UTC_DAY))
     template = str(told.value).partition("such as ")[2]
     assert template == f"{{{{ data_interval_start.in_timezone('{zone}') | ds }}}}"
@@ -112,6 +110,9 @@ def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone:
         ("{{ ds }}", True),
         ("{{ ds_nodash }}", True),
         ("{{ ts[:10] }}", True),
+        ("{{ ts_nodash[:8] }}", True),
+        ("{{ dag_run.logical_date | ds }}", True),
+        ("{{ data_interval_start.strftime('%H%M%S') }}", False),
         ("{{ macros_add(ds) }}", True),
         ("{{ params.day or (data_interval_start | ds) }}", True),
         ("{{ data_interval_start.in_timezone('UTC') | ds }}", False),
@@ -154,11 +155,13 @@ def test_a_task_says_whose_days_its_blocks_are(
         "ts_nodash": run.variables["data_interval_start"].strftime("%Y%m%dT%H%M%S"),
         "params": {"day": None},
     }
+    dates = {name: run.variables[name] for name in ("logical_date", "data_interval_start")}
+    times["dag_run"] = SimpleNamespace(run_type="scheduled", partition_key=None, **dates)
     for task in tasks:
         context = run.variables | times | {"ti": SimpleNamespace(map_index=-1), "task": task}
         if is_refused:
             with pytest.raises(
-                AirflowFailException, match=r"InvalidInput: block 2026-?03-?2\d is a day of UTC"
+                AirflowFailException, match=r"InvalidInput: 2026-?03-?2\d is a day of UTC"
             ):
                 task.render_template_fields(context)
         else:

@@ -70,7 +70,9 @@ def test_a_part_of_rows_before_they_changed_is_paid_anew(fresh: World) -> None:
     assert fresh.ask(ALL, epsilon=400).release_ids == old.release_ids
     plan = fresh.ask(f"EXPLAIN {SHARE}", **PRICE)
     assert [plan.privacy_cost()[0] for plan in plan.to_pay] == ["100", "100"]
-    assert plan.explain()["notes"][0].startswith(f"release {old.origins[0].release_id} is of rows")
+    assert plan.explain()["notes"][0].startswith(
+        f"release {old.origins[0].release_id} is of an earlier"
+    )
     answer = fresh.ask(SHARE, **PRICE)
     assert fresh.spent() == "600" and plan.unpaid[0] in answer.notes
     ((cell,),) = answer.values
@@ -199,3 +201,14 @@ def test_other_blocks_and_tables_are_other_rows(fresh: World) -> None:
     tables = [visits, load_table(fresh.folder / "trips.yml")]
     two = f"SELECT a.n / b.n AS share FROM ({ALL}) a, (SELECT COUNT(*) AS n FROM trips) b"
     assert len(fresh.ask(f"EXPLAIN {two}", tables=tables, **PRICE).to_pay) == 1
+
+
+def test_a_table_by_another_name_has_the_same_rows(fresh: World) -> None:
+    """`main.visits` is `VISITS`, and neither is of another state for its name."""
+    changes = {"contribution_bounds": {"rows": 20}, "name": "again", "relation": "main.VISITS"}
+    tables = [fresh.table, fresh.declare(**changes)]
+    share = f"SELECT o.n / a.n AS share FROM (SELECT COUNT(*) AS n FROM again WHERE age >= 25) o, ({ALL}) a"
+    fresh.ask(ALL, epsilon=100, tables=tables)
+    assert len(fresh.ask(f"EXPLAIN {share}", **PRICE, tables=tables).to_pay) == 1
+    add_rows(fresh)
+    assert len(fresh.ask(f"EXPLAIN {share}", **PRICE, tables=tables).to_pay) == 2

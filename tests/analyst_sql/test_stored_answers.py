@@ -274,6 +274,18 @@ def test_groups_that_lack_rows_do_not_add_up(fresh: World) -> None:
     assert min(seen[one] for one in ("total", "free", "level", "paid")) > 2, seen
 
 
+@pytest.mark.parametrize(("last", "is_free"), [("9", True), ("9.99999999999999999999", False)])
+def test_an_end_that_a_double_rounds_adds_up_nothing(
+    fresh: World, last: str, is_free: bool
+) -> None:
+    """A column of doubles takes the second for 10, whose bin is no listed key."""
+    columns = sql_world.DECLARATION["columns"] | {"age": {"lower": 0, "upper": 9}}
+    fresh.table = fresh.declare(columns=columns)
+    rows = f"FROM visits WHERE age >= 0 AND age <= {last}"
+    fresh.ask(f"SELECT bucket(age, 10) AS b, COUNT(*) {rows} GROUP BY b", epsilon=40)
+    assert bool(fresh.ask(f"EXPLAIN SELECT COUNT(*) {rows}", epsilon=1).to_pay) != is_free
+
+
 def test_a_mean_follows_from_sum_and_count(fresh: World) -> None:
     """Of the same release, also added up over its cells."""
     fresh.ask("SELECT city, SUM(age), COUNT(age) FROM visits GROUP BY city", epsilon=40)

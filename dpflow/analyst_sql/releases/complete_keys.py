@@ -10,6 +10,7 @@ from __future__ import annotations
 import datetime as dt
 import math
 import re
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -134,9 +135,9 @@ class _Rows:
         for one in self.conditions:
             if one.op not in ("=", "IN", "<", "<=", ">", ">=") or one.args[0] != column:
                 continue
-            values = [_read_end(literal, kind, one.op) for literal in one.args[1:]]
-            known = [value for value in values if value is not None]
-            if len(known) == len(values):
+            values = [_read_ends(literal, kind, one.op) for literal in one.args[1:]]
+            known = [end for ends in values for end in ends]
+            if all(values):
                 lows += [min(known)] if one.op in ("=", "IN", ">", ">=") else []
                 highs += [max(known)] if one.op in ("=", "IN", "<", "<=") else []
         return (max(lows), min(highs)) if lows and highs else None
@@ -178,17 +179,24 @@ def _write_key(literal: Node) -> str:
     )
 
 
-def _read_end(literal: Node, kind: str, op: str) -> Fraction | None:
-    """A number, or the ordinal of the day of a date or time, or of the day before one that all are below; None of anything
-    else.
+def _read_ends(literal: Node, kind: str, op: str) -> list[Fraction]:
+    """What a column is compared with: a number, also as a column of floats takes it; the ordinal of the day of a date or
+    time, or of the day before one that all are below. None of anything else.
     """
     if literal.op != kind:
-        return None
+        return []
     if kind == "number":
-        return Fraction(literal.args[0])
+        exact = Fraction(literal.args[0])
+        try:
+            return [
+                exact,
+                *(Fraction(*struct.unpack(form, struct.pack(form, exact))) for form in "fd"),
+            ]
+        except OverflowError:
+            return []
     found = re.fullmatch(r"(\d{4}-\d\d-\d\d)([ T][0-9:.]+)?", literal.args[0])
     try:
         day = dt.date.fromisoformat(found[1]).toordinal() if found else None
     except ValueError:
-        return None
-    return None if found is None or day is None else Fraction(day - (op == "<" and not found[2]))
+        return []
+    return [] if found is None or day is None else [Fraction(day - (op == "<" and not found[2]))]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpflow.analyst_sql.releases.query_parts import PartPlan
+from dpflow.core.contract.joins import plain_relation
 
 
 def group_by_rows(parts: Sequence[PartPlan]) -> list[list[int]]:
@@ -28,4 +29,4 @@ def _find_rows(part: PartPlan) -> tuple[object, set[str]]:
     table, blocks = part.plan.table, set(part.plan.request.blocks)
     if table.unit_rows is not None:
         blocks |= set(table.unit_rows.blocks)
-    return (table.database, table.source, table.relation_name), blocks
+    return (table.database, table.source, plain_relation(table.relation_name)), blocks

@@ -192,7 +192,7 @@ class StoredReleases:
                 if record is not None and record.settled
             }
             old = {
-                n: f"release {record.release_id} is of rows before they changed"
+                n: f"release {record.release_id} is of an earlier state of the file"
                 for n, record in records.items()
                 if record is not None and states.get(n, "") not in ("", record.snapshot)
             }

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from dpflow.core.contract.declaration import Table
+from dpflow.core.contract.joins import plain_relation
 from dpflow.core.contract.requests import (
     Answer,
     DataRequest,
@@ -102,7 +103,7 @@ class DuckDBBackend(QueryBackend):
             # One file may hold several tables: the relation's name keeps their identities apart.
             file_list.source_identity(self.table.database, self._what)
             + b"/"
-            + self.table.relation_name.encode()
+            + plain_relation(self.table.relation_name).encode()
         )
 
     def find_sources(self) -> Mapping[str, Sequence[str]]:
