@@ -120,7 +120,9 @@ def plan_sql(
     keys = KeyReader()
     chooser = BoundsChooser(ledger, takes_histograms=settings.target is None)
     charges = (
-        None if ledger is None else OwnCharges(ledger, registry, identify_part or identify_asker)
+        None
+        if ledger is None
+        else OwnCharges(ledger, registry, identify_part or identify_asker, settings.revision)
     )
     read = source, settings, find_table, find_public, parameters, registry, chooser, charges
     written, query, planned = source.answer(partial(_read_query, *read))
@@ -132,11 +134,13 @@ def plan_sql(
     releases, renewals = None, list[str]()
     if ledger is not None and charges is not None and look_up:
         releases = StoredReleases(ledger, settings, registry)
-        stored, waiting = releases.find_all(planned.parts), list[bool]()
+        stored, waiting = releases.find_all(planned.parts), list[PartPlan | None]()
         # The charge of this very question comes before answers of others: else nobody would complete it.
         if not settings.is_free:
-            waiting = charges.are_waiting(planned.parts)
-            stored = [None if waits else one for one, waits in zip(stored, waiting)]
+            waiting = charges.find_waiting(planned.parts)
+            stored = [None if own else one for one, own in zip(stored, waiting)]
+            parts = [own or part for own, part in zip(waiting, planned.parts)]
+            planned = replace(planned, parts=parts)
         if not has_one_state(planned.parts, stored):
             for other in () if any(waiting) else _spell_otherwise(query, written):
                 if found := _find_all(*other, settings, releases, registry, chooser):

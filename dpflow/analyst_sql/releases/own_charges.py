@@ -6,9 +6,10 @@ would be another release. Here the same question is looked for among the charges
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from itertools import count
 
 from dpflow.analyst_sql.releases.grouping_levels import PlannedParts
 from dpflow.analyst_sql.releases.query_parts import PartPlan
@@ -17,6 +18,7 @@ from dpflow.analyst_sql.releases.stored_answers import identify_query
 from dpflow.analyst_sql.releases.target_errors import error_share, find_epsilon
 from dpflow.engine.releases.choose_bounds import follow_record
 from dpflow.engine.releases.make_plan import make_plan
+from dpflow.engine.releases.plan import Plan
 from dpflow.engine.releases.run_identity import RunIdentity
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS
 from dpflow.errors import InvalidInput
@@ -38,19 +40,46 @@ def identify_asker(parts: Sequence[PartPlan], position: int) -> RunIdentity:
 class OwnCharges:
     """Charges of one run: of a task settled or not; of people, whose settled answers are looked for elsewhere, those
     that have no result yet.
+
+    Attributes:
+        revision: the asked one; None: a charge in any revision is of the same question.
     """
 
     ledger: Ledger
     registry: Registry
     identify: IdentifyPart
+    revision: int | None
     _found: dict[tuple[str, ...], list[ReleaseRecord]] = field(default_factory=dict)
 
-    def are_waiting(self, parts: Sequence[PartPlan]) -> list[bool]:
-        """For each part whether just it was charged and has no result yet: who asks again completes it."""
-        records = [
-            self.ledger.find(self.identify(parts, n).key(part.plan)) for n, part in enumerate(parts)
-        ]
-        return [record is not None and record.state == "reserved" for record in records]
+    def find_waiting(self, parts: Sequence[PartPlan]) -> list[PartPlan | None]:
+        """Each part that was charged at just its price and has no result yet, in the revision of that charge: who asks
+        again completes it. None for others.
+        """
+        return [self._find_waiting(part, self.identify(parts, n)) for n, part in enumerate(parts)]
+
+    def _find_waiting(self, part: PartPlan, run: RunIdentity) -> PartPlan | None:
+        request = part.plan.request
+        for plan, record in self._list_charged(part.plan, run):
+            if record.state == "reserved":
+                return replace(part, plan=plan)
+            # Revisions may be many, and charges without a result are few.
+            if plan.request.revision > 1 and not self._list(request.scope, request.name, run):
+                break
+        return None
+
+    def _list_charged(self, plan: Plan, run: RunIdentity) -> Iterator[tuple[Plan, ReleaseRecord]]:
+        """A plan in each revision that it was charged in: a task's run or the asked one alone, or else all up to the
+        first free one, since `StoredReleases.renew` may have taken the next.
+        """
+        is_fixed = run.dag_id or self.revision is not None
+        for revision in (plan.request.revision,) if is_fixed else count(1):
+            request = plan.request.model_copy(update={"revision": revision})
+            plan = replace(plan, request=request)
+            # Its key has the digest of all that was asked.
+            record = self.ledger.find((run if is_fixed else identify_query(plan)).key(plan))
+            if record is None:
+                return
+            yield plan, record
 
     def find_price(
         self, target: Target, plan_at: Callable[[Fraction], PlannedParts]
@@ -93,13 +122,11 @@ class OwnCharges:
                 )
             except InvalidInput:
                 continue
-            # Its key has the digest of all that was asked.
-            found = self.ledger.find(run.key(plan))
-            if found is None or found.release_id != record.release_id:
-                continue
-            charged = replace(part, plan=follow_record(plan, record))
-            if error_share(target, charged) <= 1:
-                return charged
+            for one, found in self._list_charged(plan, run):
+                if found.release_id == record.release_id:
+                    charged = replace(part, plan=follow_record(one, record))
+                    if error_share(target, charged) <= 1:
+                        return charged
         return None
 
     def _list(self, scope: str, name: str, run: RunIdentity) -> list[ReleaseRecord]:
