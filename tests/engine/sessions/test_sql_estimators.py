@@ -280,7 +280,10 @@ def test_a_model_that_fails_on_a_group_leaves_the_others_alone(tiny: Tiny, opene
         return sound.predict(rows)  # type: ignore[misc]
 
     text = "avg(least(greatest(candidate.prediction, 0), 1)) + count(*)"
-    whole, broken = values(gate, text, sound), values(gate, text, replace(sound, predict=fails, table=None))
+    whole, broken = (
+        values(gate, text, sound),
+        values(gate, text, replace(sound, predict=fails, table=None)),
+    )
     assert (whole != broken).sum() == 1 and broken[whole != broken] == EMPTY
 
 
