@@ -141,7 +141,7 @@ def check_runs(
         if first and since and len(since) <= 10:
             first = first.replace(tzinfo=job.zone)
         if last and until and len(until) <= 10:
-            last = dt.datetime.combine(last, dt.time.max, job.zone)
+            last = last.replace(tzinfo=job.zone)
         seen = check_job_runs(job, registry, book, now=now, since=first, until=last)
         subject = f"runs of {job.name}"
         if seen.unknown:
