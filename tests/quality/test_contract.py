@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 
 from dpflow.core.contract.declaration import Table
-from dpflow.quality import check, suite
+from dpflow.errors import PlanRefused, TableBusy
+from dpflow.quality import check, suite, validate
+from dpflow.quality.validate import keeps_expectations
+from dpflow.tables.loading.list_files import list_files
 
 Maker = Callable[..., Table]
 DAY = ["2013-01-01"]
@@ -59,6 +66,8 @@ def test_good_rows_keep_it(make: Maker) -> None:
         "SELECT 'N' || i AS tailnum, 'AA' AS carrier, 0.0 AS delay FROM range(20) t(i)",
         "SELECT 'AA' AS carrier, 0.0 AS delay, DATE '2013-01-01' AS day FROM range(20) t(i)",
         "SELECT 1 AS other",
+        flights(tailnum="i::DOUBLE"),
+        flights(day="[DATE '2013-01-01']"),
     ],
     ids=[
         "bounds",
@@ -70,6 +79,8 @@ def test_good_rows_keep_it(make: Maker) -> None:
         "no-block",
         "no-unit-column",
         "other-table",
+        "unit-type",
+        "block-type",
     ],
 )
 def test_broken_rows_violate_it(make: Maker, rows: str) -> None:
@@ -125,6 +136,43 @@ def test_a_block_key_is_a_literal(make: Maker, key: str) -> None:
     table = make(flights(day=quoted, delay="1e6"))
     assert check(table, [key]) is False
     assert check(table, [key + "x"]) is True
+
+
+@pytest.mark.parametrize(
+    ("day", "block"),
+    [("DATE '2013-01-01'", "20130101"), ("TIMESTAMP '2013-01-01 10:00:00'", "2013-01-01")],
+)
+def test_a_block_that_its_column_cannot_hold_is_refused(make: Maker, day: str, block: str) -> None:
+    """It would pass for an empty block, which keeps every contract."""
+    table = make(flights(day=day, delay="1e6"))
+    with pytest.raises(PlanRefused, match="cannot hold it"):
+        check(table, [block])
+    with pytest.raises(PlanRefused, match="cannot hold it"):
+        keeps_expectations(table, [block], [])
+
+
+def test_listed_files_that_change_meanwhile_decide_nothing(
+    make: Maker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What judges them asks several times, and each time opens the files again. A retry reads one state."""
+    file = tmp_path / "flights.parquet"
+    with duckdb.connect() as connection:
+        connection.execute(f"COPY ({flights()}) TO '{file}' (FORMAT parquet)")
+    table = make().model_copy(update={"database": tmp_path / "flights.files.json"})
+    list_files([file], tmp_path, "flights", table.database)
+    judge = validate._judge_rows
+
+    def judge_slowly(*arguments: Any) -> Any:
+        found = judge(*arguments)
+        os.utime(file, (0, 0))
+        return found
+
+    assert check(table, DAY)
+    monkeypatch.setattr(validate, "_judge_rows", judge_slowly)
+    for read in (check, partial(keeps_expectations, expectations=suite(table))):
+        with pytest.raises(TableBusy, match="changed or replaced while it was read"):
+            read(table, DAY)
+        list_files([file], tmp_path, "flights", table.database)
 
 
 @pytest.mark.parametrize(

@@ -69,12 +69,16 @@ def test_public_reads_no_row(world: World, monkeypatch: pytest.MonkeyPatch) -> N
     with duckdb.connect(str(world.database)) as connection:
         connection.execute("ALTER TABLE flights DROP COLUMN delay")
         connection.execute("ALTER TABLE flights ADD COLUMN delay VARCHAR")
+        # Of a type that is no unit: every release is refused.
+        connection.execute("ALTER TABLE flights DROP COLUMN plane")
+        connection.execute("ALTER TABLE flights ADD COLUMN plane DOUBLE")
     broken = run_contract(contract, [DAY])
     assert not broken.passed and verdicts(broken)["delay"] == "violated"
+    assert verdicts(broken)["plane"] == "violated"
     declaration = world.folder / "flights.yml"
     fields = yaml.safe_load(declaration.read_text()) | {"holdout": True}
     declaration.write_text(yaml.safe_dump(fields))
-    assert verdicts(run_contract(contract))["plane"] == "kept"
+    assert verdicts(run_contract(contract))["carrier"] == "kept"
     with pytest.raises(PlanRefused, match="holdout"):
         run_contract(world.free("trusted"), [DAY])
 

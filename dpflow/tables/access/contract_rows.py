@@ -30,14 +30,18 @@ def _open_relation(
 ) -> Iterator[tuple[isolated_database.Connection, isolated_database.Relation]]:
     with file_list.open_source(table.database, f"table {table.name!r}") as connection:
         name = table.relation_name
-        yield connection, connection.find_relation(name, table.trusts_sql(name))
+        try:
+            yield connection, connection.find_relation(name, table.trusts_sql(name))
+        finally:
+            # Who is lent the connection reads past its own check.
+            connection.require_unchanged()
 
 
 @contextmanager
 def open_rows(
     table: Table, blocks: Sequence[str], columns: Mapping[str, str], fewest_units: int
 ) -> Iterator[Callable[[], Any]]:
-    """Open the file and make the view that `ROWS_QUERY` reads. Arguments as in `contract_query`.
+    """Open the file and make the view that `ROWS_QUERY` reads. Other arguments as in `contract_query`.
 
     Yields what makes a connection for SQLAlchemy, always the same one: it is `PrivateTable`'s
     sandbox, and closed at the end.
@@ -45,9 +49,16 @@ def open_rows(
     Raises:
         TableUnreadable: no such file or relation, or no DuckDB file.
         TableBusy: another process is writing it.
+        PlanRefused: a block that its column cannot hold.
     """
     with _open_relation(table) as (connection, relation):
-        query = contract_query(table, relation, blocks, columns, fewest_units)
+        query = contract_query(
+            table,
+            relation,
+            _select_blocks(table, connection, relation, blocks),
+            columns,
+            fewest_units,
+        )
         connection.execute(f"CREATE TEMP VIEW contract_rows AS {query}")
         yield lambda: connection.lend(ConnectionWrapper)
 
@@ -59,12 +70,9 @@ def open_all_columns(table: Table, blocks: Sequence[str]) -> Iterator[Callable[[
     Raises as `open_rows`, and `TableUnreadable` for blocks of a relation without a usable block column.
     """
     with _open_relation(table) as (connection, relation):
-        rows = "true"
-        if table.block is not None and blocks:
-            folded = {name.casefold(): field for name, field in relation.fields.items()}
-            if (block := folded.get(table.block.casefold())) is None:
-                raise TableUnreadable(f"table {table.name!r} has no column {table.block!r}")
-            rows = f"{sql.key(block, 'block')} IN ({sql.write_keys(block, blocks)})"
+        rows = _select_blocks(table, connection, relation, blocks)
+        if rows is None:
+            raise TableUnreadable(f"table {table.name!r} has no usable column {table.block!r}")
         connection.execute(
             f"CREATE TEMP VIEW contract_rows AS SELECT * FROM {relation.quoted} AS t WHERE {rows}"
         )
@@ -91,28 +99,46 @@ def usable_columns(table: Table, names: Sequence[str]) -> list[str]:
         TableBusy: another process is writing it.
     """
     with _open_relation(table) as (_, relation):
-        folded = {name.casefold(): field for name, field in relation.fields.items()}
+        folded = _fold_fields(relation)
     usable = []
     for name in names:
-        declared = table.columns.get(name, Column())
         with suppress(TableUnreadable, KeyError):
-            field = folded[name.casefold()]
-            _value(field, declared)
-            if declared.public_keys is not None:
-                _key_text(field, declared.public_keys)
+            _write_outputs(folded[name.casefold()], table, name)
             usable.append(name)
     return usable
+
+
+def _fold_fields(relation: isolated_database.Relation) -> dict[str, sql.Field]:
+    return {name.casefold(): field for name, field in relation.fields.items()}
+
+
+def _select_blocks(
+    table: Table,
+    connection: isolated_database.Connection,
+    relation: isolated_database.Relation,
+    blocks: Sequence[str],
+) -> str | None:
+    """The condition of the named blocks; None where no column of a usable type tells them apart. Raises `PlanRefused`
+    for a text that is no value of its type, which would pass for an empty block.
+    """
+    if table.block is None or not blocks:
+        return "true"
+    with suppress(TableUnreadable, KeyError):
+        block = _fold_fields(relation)[table.block.casefold()]
+        key = sql.key(block, "block")
+        sql.check_texts(connection.fetch_rows, block, blocks, "block")
+        return f"{key} IN ({sql.write_keys(block, blocks)})"
+    return None
 
 
 def contract_query(
     table: Table,
     relation: isolated_database.Relation,
-    blocks: Sequence[str],
+    rows: str | None,
     columns: Mapping[str, str],
     fewest_units: int,
 ) -> str:
-    """The declared columns of the named blocks (of all rows, if none is named), in a form
-    expectations can compare.
+    """The declared columns of some rows, in a form expectations can compare.
 
     Bounded columns become doubles, as releases read them: dates are days since 1970-01-01, and what
     has no value is NULL. Columns with keys are there as text, too: every key that is not declared
@@ -122,26 +148,17 @@ def contract_query(
     here.
 
     Args:
+        rows: which; None where their blocks cannot be told apart: then no row is shown, instead of all.
         columns: the columns that are judged, and what each is called as text.
     """
-    folded = {name.casefold(): field for name, field in relation.fields.items()}
+    folded = _fold_fields(relation)
     outputs = []
     for name, text_name in columns.items():
-        field, declared = folded.get(name.casefold()), table.columns.get(name, Column())
-        if field is None:
-            continue
-        with suppress(TableUnreadable):
-            text = None if declared.public_keys is None else _key_text(field, declared.public_keys)
-            outputs.append(f"{_value(field, declared)} AS {sql.quote_name(name)}")
+        with suppress(TableUnreadable, KeyError):
+            value, text = _write_outputs(folded[name.casefold()], table, name)
+            outputs.append(f"{value} AS {sql.quote_name(name)}")
             if text is not None:
                 outputs.append(f"{text} AS {sql.quote_name(text_name)}")
-    rows = "true"
-    if table.block is not None and blocks:
-        # Blocks cannot be told apart without their column: then no row is shown, instead of all.
-        rows, block = "false", folded.get(table.block.casefold())
-        with suppress(TableUnreadable):
-            if block is not None:
-                rows = f"{sql.key(block, 'block')} IN ({sql.write_keys(block, blocks)})"
     # count(DISTINCT) passes over NULL, so rows without a unit are added one by one. Without the
     # unit's column nobody can be counted, which must not pass for enough units.
     units, unit = "count(NULL)", folded.get(table.privacy_unit.column.casefold())
@@ -149,11 +166,23 @@ def contract_query(
         if unit is not None:
             key = sql.key(unit, "unit")
             units = f"count(DISTINCT {key}) + count(*) - count({key})"
-    source = f"{relation.quoted} AS t WHERE {rows}"
+    source = f"{relation.quoted} AS t WHERE {rows or 'false'}"
     return (
         f"SELECT {', '.join(outputs) or 'NULL AS nothing'} FROM {source} "
         f"AND (SELECT {units} FROM {source}) >= {fewest_units}"
     )
+
+
+def _write_outputs(field: sql.Field, table: Table, name: str) -> tuple[str, str | None]:
+    """A judged column as a value, and as text if it has public keys. Raises `TableUnreadable` for a type that a release
+    cannot use so, also as the unit or block.
+    """
+    declared = table.columns.get(name, Column())
+    for role, column in (("unit", table.privacy_unit.column), ("block", table.block)):
+        if column is not None and column.casefold() == name.casefold():
+            sql.key(field, role)
+    text = None if declared.public_keys is None else _key_text(field, declared.public_keys)
+    return _value(field, declared), text
 
 
 def _value(field: sql.Field, declared: Column) -> str:

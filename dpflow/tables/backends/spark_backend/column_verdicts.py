@@ -111,6 +111,9 @@ def list_verdicts(
     if field is None:
         return []
     with suppress(TableUnreadable):
+        for role, column in (("unit", table.privacy_unit.column), ("block", table.block)):
+            if column is not None and column.casefold() == name.casefold():
+                unit_text(field, role)
         missing = f"{field.reference} IS NULL"
         verdicts = [ColumnVerdict(name, missing, "false", "1")]
         if declared.lower is not None and declared.upper is not None:

@@ -104,6 +104,8 @@ def test_a_column_that_no_release_can_use_is_named(
     for table in make_both(visits(delay="'late'")):
         usable = find_judge(table).usable_columns(table, ["who", "delay", "town", "nobody"])
         assert usable == ["who", "town"]
+    for table in make_both(visits(who="i::DOUBLE")):
+        assert find_judge(table).usable_columns(table, ["who", "town"]) == ["town"]
 
 
 def test_columns_that_differ_in_case_alone_are_refused(

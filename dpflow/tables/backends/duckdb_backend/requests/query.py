@@ -98,7 +98,7 @@ class RequestQuery:
                 self.part = block_key
             if blocks:
                 # A text that is no value of the type would pass for an empty block.
-                self.check_texts(block, blocks, "block")
+                sql.check_texts(connection.fetch_rows, block, blocks, "block")
                 self._where.append(f"{block_key} IN ({sql.write_keys(block, blocks)})")
         elif blocks:
             raise PlanRefused(
@@ -191,34 +191,14 @@ class RequestQuery:
         self.read[field.name] = field
         return field
 
-    def check_texts(self, column: sql.Field, texts: Sequence[str], role: str) -> None:
-        """Refuse a public key or block that the column's type cannot hold, or that DuckDB writes
-        differently.
-        """
-        value = sql.key_from_text(column, "t")
-        if value == "t":
-            # Every text is one.
-            return
-        query = f"SELECT t FROM (SELECT unnest(CAST(? AS VARCHAR[])) AS t) WHERE {value} IS NULL"
-        if bad := self.connection.fetch_rows(query, [list(texts)]):
-            raise PlanRefused(
-                f"{role} {bad[0][0]!r} is not how a {column.kind.upper()} is written, so column "
-                f"{column.name!r} cannot hold it; write it as DuckDB prints it{self._example(column)}"
-            )
-
-    def _example(self, column: sql.Field) -> str:
-        """How DuckDB prints a value of a column's type, as the end of a sentence."""
-        query = f"SELECT CAST(TRY_CAST(unnest(['2026-11-01', '7', 'true']) AS {column.type}) AS VARCHAR)"
-        examples = [text for (text,) in self.connection.fetch_rows(query) if text is not None]
-        return f", such as {examples[0]!r}" if examples else ""
-
     def check_keys(self, request: GroupedSums | SortedValues | UnboundedValues) -> None:
         """Public keys must fit the column's type; reads the catalog only."""
         if request.by is not None and request.keys is not None:
             by = self.column(request.by)
             sql.key(by, "group key")
+            fetch = self.connection.fetch_rows
             for part, texts in zip(by.parts or (by,), _split_keys(by, request.keys)):
-                self.check_texts(part, list(dict.fromkeys(texts)), "key")
+                sql.check_texts(fetch, part, list(dict.fromkeys(texts)), "key")
 
     def select_rows(self, outputs: list[str], where: Sequence[str] = (), join: str = "") -> str:
         """Rows of the named blocks with their unit and part."""

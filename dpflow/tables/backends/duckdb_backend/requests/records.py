@@ -40,7 +40,7 @@ def records_query(reading: RequestQuery, request: Records) -> str:
         column_rules = reading.table.column(name)
         if column_rules.public_keys is not None:
             column = reading.column(name)
-            reading.check_texts(column, column_rules.public_keys, "key")
+            sql.check_texts(reading.connection.fetch_rows, column, column_rules.public_keys, "key")
             listed = ", ".join(sql.quote_text(text) for text in column_rules.public_keys)
             position = f"list_position([{listed}], {sql.key_as_text(column, sql.key(column, 'group key'))})"
             # No public key is -1.
