@@ -166,20 +166,22 @@ class SqlPlan:
 
     def describe_answer(self, answer: SqlAnswer) -> dict[str, Any]:
         """What may be said of this query's answer without its numbers."""
-        blocks = {block for part in self.parts for block in part.plan.charged_blocks}
         return {
             "releases": answer.to_json()["releases"],
             "protects": answer.protects,
             "rows": len(answer.values),
             "scope": self.settings.scope,
-            "blocks": sorted(blocks),
+            "blocks": sorted(self._list_blocks()),
         }
 
     @property
     def block_text(self) -> str:
         """The blocks that it reads, each once, with commas between them."""
-        return ",".join(
-            dict.fromkeys(block for part in self.parts for block in part.plan.charged_blocks)
+        return ",".join(self._list_blocks())
+
+    def _list_blocks(self) -> list[str]:
+        return list(
+            dict.fromkeys(block for part in self.parts for block in part.plan.request.blocks)
         )
 
     @property
@@ -256,7 +258,7 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
         "of": [str(aggregate) for aggregate in part.part.measures],
         "epsilon": epsilon,
         "delta": delta,
-        "blocks": list(part.plan.charged_blocks),
+        "blocks": list(part.plan.request.blocks),
         "stored": None
         if stored is None
         else f"release {stored.record.release_id} of {stored.at.isoformat(sep=' ')}",

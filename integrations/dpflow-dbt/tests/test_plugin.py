@@ -309,6 +309,27 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     assert project.published.execute("DESCRIBE m").fetchall() == described
 
 
+@pytest.mark.parametrize("protects", ["unit", "unit-block"])
+def test_a_build_of_a_block_changes_the_rows_of_that_block(project: Project, protects: str) -> None:
+    """Also where no block has a budget of its own: answers of two days had none, and each replaced the other."""
+    declared = (project.folder / "visits.yml").read_text()
+    (project.folder / "visits.yml").write_text(f"block: day\nprotects: {protects}\n{declared}")
+    if protects == "unit-block":
+        table = load_table(project.folder / "visits.yml")
+        project.ledger.grant("days", "10", "0", filter="basic", table=table, principal="o")
+        (project.folder / "dpflow.yml").write_text(
+            "{ledger: ledger.sqlite, scope: days, tables: {visits: visits.yml}}"
+        )
+    with duckdb.connect(str(project.folder / "private.duckdb")) as connection:
+        connection.execute(
+            "ALTER TABLE visits ADD COLUMN day DATE; UPDATE visits SET day = DATE '2020-01-01' + (person % 2)::INTEGER"
+        )
+    for day in ("2020-01-01", "2020-01-02", "2020-01-01"):
+        build(project, blocks=[day])
+    found = project.published.execute("SELECT DISTINCT block FROM m ORDER BY ALL").fetchall()
+    assert found == [("2020-01-01",), ("2020-01-02",)]
+
+
 @pytest.mark.parametrize(
     ("first", "second", "kind"),
     [
