@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlparse
 from dpflow.errors import DpflowError, InvalidInput, NotPublished
 from dpflow.extras import require_extra
 from dpflow.fault_points import FaultInjected
+from dpflow.yaml_files import load_yaml
 
 URI_FORMS = "models:/name/version, models:/name@alias, models:/m-id or runs:/id/path"
 #: Scheme of what a server keeps.
@@ -27,6 +28,8 @@ _RUN = re.compile(r"runs:/([^/]+)/(.+)")
 _MISSING = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
 #: Codes that no later try changes.
 _FOR_GOOD = (*_MISSING, "BAD_REQUEST", "ENDPOINT_NOT_FOUND", "FEATURE_DISABLED", "NOT_FOUND")
+#: How the path of a model's description ends, and what loads a model of scikit-learn.
+_DESCRIPTION, _LOADER = "/MLmodel", "mlflow.sklearn"
 #: The experiment whose runs keep the files of what a server registers.
 EXPERIMENT = "dpflow"
 #: Bytes of a file that a server keeps.
@@ -253,7 +256,7 @@ def name_version(uri: str, tracking_uri: str | None) -> str:
 
 def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
     """The skops file of what a URI names; one that a server keeps is read into ``scratch``. Raises as `find_model`, and
-    `InvalidInput` unless exactly one such file is in reach.
+    `InvalidInput` unless exactly one such file is in reach, and is what MLflow loads there.
     """
     by_path = "download it and submit the skops file by its path, as file"
     places = find_model(open_client(tracking_uri), uri).locations
@@ -268,9 +271,11 @@ def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
         raise InvalidInput(
             f"no file of {uri} is on this machine; correct the URI, or where the files are elsewhere {by_path}"
         )
-    files: list[Path | str] = []
+    listed: list[Path | str] = []
     for place, scheme, path in zip(places, schemes, paths):
-        files += _list_kept(place, tracking_uri) if scheme == _KEPT else _list_files(path)
+        listed += _list_kept(place, tracking_uri) if scheme == _KEPT else _list_files(path)
+    described = [file for file in listed if str(file).endswith(_DESCRIPTION)]
+    files = [file for file in listed if file not in described]
     if not files:
         raise InvalidInput(
             f"{uri} holds no skops file; log the model by mlflow.sklearn.log_model(model, name=..., "
@@ -280,12 +285,40 @@ def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
         raise InvalidInput(
             f"{uri} holds {len(files)} skops files; submit the right one by its path, as file"
         )
-    file = files[0]
-    return file if isinstance(file, Path) else _fetch(file, tracking_uri, scratch)
+
+    def read(file: Path | str) -> Path:
+        return file if isinstance(file, Path) else _fetch(file, tracking_uri, scratch)
+
+    (file,) = files
+    folders = [str(one).removesuffix(_DESCRIPTION[1:]) for one in described]
+    # Of models in a model MLflow loads the outer one.
+    if around := sorted(one for one in folders if str(file).startswith(one)):
+        outer = described[folders.index(around[0])]
+        if not _is_loaded(read(outer), str(file).removeprefix(around[0])):
+            raise InvalidInput(
+                f"MLflow loads {uri} as another kind of model, of which its skops file is a part; submit a table of its "
+                "predictions, or the skops file by its path, as file"
+            )
+    return read(file)
+
+
+def _is_loaded(description: Path, file: str) -> bool:
+    """Whether a model's description says that MLflow makes the model of this file alone, by its scikit-learn flavour."""
+    flavors = load_yaml(description, "model of MLflow").get("flavors")
+    # Whoever logged it may have written anything.
+    loader, made_of = (
+        flavor.get(field)
+        if isinstance(flavors, dict) and isinstance(flavor := flavors.get(name), dict)
+        else None
+        for name, field in (("python_function", "loader_module"), ("sklearn", "pickled_model"))
+    )
+    return loader in (None, _LOADER) and made_of == file
 
 
 def _list_files(path: Path) -> list[Path]:
-    return [path] if path.is_file() else sorted(path.rglob("*.skops"))
+    if path.is_file():
+        return [path]
+    return sorted([*path.rglob("*.skops"), *path.rglob(_DESCRIPTION[1:])])
 
 
 def _list_kept(place: str, tracking_uri: str | None) -> list[str]:
@@ -305,7 +338,7 @@ def _list_kept(place: str, tracking_uri: str | None) -> list[str]:
         uri = f"{folder}/{entry.path.rpartition('/')[2]}"
         if entry.is_dir:
             files += _list_kept(uri, tracking_uri)
-        elif uri.endswith(pattern):
+        elif uri.endswith((pattern, _DESCRIPTION)):
             if (entry.file_size or 0) > MAX_FILE:
                 raise InvalidInput(f"{uri} has more than {MAX_FILE} bytes; log a smaller model")
             files.append(uri)

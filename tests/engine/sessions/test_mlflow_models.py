@@ -175,6 +175,16 @@ def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(
             mlflow.sklearn.log_model(model, name="forest", serialization_format="skops", **NEEDS)
     with pytest.raises(InvalidInput, match="holds 2 skops files"):
         find_file(f"runs:/{run.info.run_id}/forest", registry, tmp_path)
+    # Of another kind, whatever file is a part of it.
+    logged = log(LogisticRegression(), serialization_format="skops")
+    (skops,) = (tmp_path / "store").rglob(f"{logged.model_id}/**/model.skops")
+    text = (skops.parent / "MLmodel").read_text()
+    for part, other in (("loader_module: mlflow.sklearn", "loader_module: mlflow.pyfunc.model"),
+                        ("pickled_model: model.skops", "pickled_model: model.pkl")):  # fmt: skip
+        assert part in text
+        (skops.parent / "MLmodel").write_text(text.replace(part, other))
+        with pytest.raises(InvalidInput, match="as another kind of model, of which its skops file"):
+            find_file(logged.model_uri, registry, tmp_path)
     client = mlflow.MlflowClient()
     client.create_registered_model("far")
     client.create_model_version("far", source="s3://bucket/model")
