@@ -297,9 +297,9 @@ class UnfitColumn(TableUnreadable):
 
 
 class TableBusy(TableError):
-    """Another process is writing the DuckDB file, or the server of a source cannot be reached.
+    """Another process is writing the DuckDB file, it cannot grow, or the server of a source cannot be reached.
 
-    Wait until the writer has closed it, or the server is back; then a retry helps.
+    Wait until the writer has closed it, there is space, or the server is back; then a retry helps.
     """
 
     retryable = True

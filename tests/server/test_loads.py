@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import resource
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +86,30 @@ def test_a_row_that_makes_a_file_unreadable_decides_no_reply(tmp_path: Path, row
             ask(client).content == readable.content
             and len(read_table(world.folder / "visits.duckdb")) == 8000
         )
+
+
+def test_a_load_that_could_not_be_written_is_not_called_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No row decides that: a disk is full, or the owner's file is read-only."""
+    many = "".join(f"{n},Oslo,c1,30,1.25,2021-01-01\n" for n in range(20_000))
+    world = make_world(tmp_path / "world", f"{HEAD}\n{many}")
+    file = world.folder / "visits.duckdb"
+    with world.test_client("ann") as client:
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+        try:
+            full = ask(client)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert (full.status_code, full.json()["retryable"]) == (503, True), full.text
+        access = os.access
+        monkeypatch.setattr(os, "access", lambda place, way: place != file and access(place, way))
+        locked = ask(client)
+        assert (locked.status_code, locked.json()["retryable"]) == (500, False), locked.text
+        monkeypatch.undo()
+        assert len(read_table(file)) == 8000
+        assert ask(client).status_code == 200 and len(read_table(file)) == 28_000
 
 
 def test_what_a_scheduler_may_not_load(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 import duckdb
 
 from dpflow import fault_points
-from dpflow.errors import InvalidInput, TableUnreadable
+from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import isolated_database, sql
 from dpflow.tables.access.spill import spill_folder
 from dpflow.tables.loading.column_types import write_columns
@@ -54,9 +54,9 @@ def load_rows(
             rows: for the owner's eyes, never for a log.
 
     Raises:
-        InvalidInput: arguments that do not fit the source or the table; nothing was read.
+        InvalidInput: arguments that do not fit the source or the table, or a file that cannot be written; nothing was read.
         TableBusy: other processes have the file open for `dpflow.tables.access.isolated_database.MAX_WAIT` seconds,
-            or a source's file was written meanwhile.
+            a source's file was written meanwhile, or the file cannot grow, as on a full disk; nothing was loaded.
         TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
             loaded.
     """
@@ -68,13 +68,21 @@ def load_rows(
         )
     digest = source.fingerprint()
     what = f"{database} (table {table!r})"
-    if not database.exists():
-        isolated_database.scrub_errors(lambda: create_database(database), what)
 
     def load_whole() -> LoadReport:
-        with _open_for_owner(database) as connection:
-            load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
-            return load.run(digest, replace, max_rejects, tell or (lambda report: None))
+        try:
+            create_database(database)
+            with _open_for_owner(database) as connection:
+                load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
+                return load.run(digest, replace, max_rejects, tell or (lambda report: None))
+        # DuckDB has no class for it, and says nothing of rows in these.
+        except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
+            if "Could not write" not in str(error):
+                raise
+            kind = type(error).__name__
+        raise TableBusy(
+            f"{what} could not be written ({kind}), as on a full disk, and nothing was loaded; free space, and run it again"
+        )
 
     return isolated_database.scrub_errors(load_whole, f"{what} or {source.name}")
 
@@ -295,13 +303,17 @@ def _open_for_owner(database: Path) -> Iterator[duckdb.DuckDBPyConnection]:
 
 
 def create_database(database: Path) -> None:
-    """Put an empty private file there in one step: a kill while DuckDB writes its first pages would
-    leave one that nothing can open. Raises `InvalidInput` if the place cannot be written.
+    """Put an empty private file there in one step, unless there is one: a kill while DuckDB writes its first pages would
+    leave one that nothing can open. Raises `InvalidInput` if the place, or the file that is there, cannot be written.
     """
-    if not os.access(database.parent, os.W_OK | os.X_OK):
-        raise InvalidInput(
-            f"{database.parent} cannot be written; make the folder, or name a file in one of yours"
-        )
+    is_there = database.exists()
+    for place in (database.parent, *([database] if is_there else [])):
+        if not os.access(place, os.W_OK):
+            raise InvalidInput(
+                f"{place} cannot be written; make the folder, or name a file in one of yours"
+            )
+    if is_there:
+        return
     with spill_folder(database.absolute().parent) as folder:
         part = folder / database.name
         duckdb.connect(str(part)).close()

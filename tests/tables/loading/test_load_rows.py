@@ -308,6 +308,37 @@ except SystemExit as end:
     assert len(read_table(tmp_path / "visits.duckdb")) == 3
 
 
+@pytest.mark.parametrize("by", [None, "person"])
+def test_a_full_disk_loads_nothing_and_is_tried_again(tmp_path: Path, by: str | None) -> None:
+    """Whether there is a file already, and whatever of it or its log cannot grow."""
+    block = "".join(f"q{n},Oslo,{n % 90}\n" for n in range(20_000))
+    for name, content in (("visits.csv", GOOD), ("more.csv", "person,city,age\n" + block)):
+        write(tmp_path, name, content)
+        words = [
+            "load",
+            name,
+            "--columns",
+            write_columns(VISITS),
+            "--into",
+            "visits.duckdb",
+            "--replace",
+        ]
+        script = f"""
+import os, resource, sys
+os.chdir({str(tmp_path)!r})
+if CEILING:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (CEILING, CEILING))
+sys.argv = ["dpflow", *{[*words, *(["--by", by] if by else [])]!r}]
+from dpflow.cli.commands import run_app
+run_app()
+"""
+        before = read_table(tmp_path / "visits.duckdb") if name == "more.csv" else None
+        assert run_forked(script.replace("CEILING", "5000")) == 75
+        assert before is None or read_table(tmp_path / "visits.duckdb") == before
+        assert run_forked(script.replace("CEILING", "0")) == 0
+    assert len(read_table(tmp_path / "visits.duckdb")) >= 20_000
+
+
 def test_loads_of_two_processes_wait_for_each_other(tmp_path: Path) -> None:
     """Six days at once, each with a process of its own, into a file that does not exist yet."""
     program = """
