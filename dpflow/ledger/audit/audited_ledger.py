@@ -515,13 +515,12 @@ class AuditedLedger(SealedDatabase):
         keys, and destroy the old one. Returns how many keys there are. Harmless when repeated.
         """
         principal = checked_principal(principal)
-        self._anchor.begin_rotation()
-        with self._begin_writing() as writer:
-            sessions.renew_states(writer)
-            number = self._cipher.rewrap_keys(writer.transaction)
-            writer.add_entry("rotate", "", "", principal, {"keys": number})
-        self._database.empty_log()
-        self._anchor.end_rotation()
+        with self._anchor.rotate():
+            with self._begin_writing() as writer:
+                sessions.renew_states(writer)
+                number = self._cipher.rewrap_keys(writer.transaction)
+                writer.add_entry("rotate", "", "", principal, {"keys": number})
+            self._database.empty_log()
         return number
 
     def _seal_state(self, secret: str) -> str:

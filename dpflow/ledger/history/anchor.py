@@ -185,23 +185,24 @@ class Anchor:
             f"this database was written"
         )
 
-    def begin_rotation(self) -> None:
-        """Put a new wrap key in place and keep the old one; nothing if a rotation is not complete."""
+    @contextlib.contextmanager
+    def rotate(self) -> Iterator[None]:
+        """Put a new wrap key in place and keep the old one, unless a killed rotation left one; at the end, when nothing that
+        is stored needs the old one, destroy it.
+        """
         try:
             require_own_folder(self.folder)
-            with contextlib.suppress(FileExistsError):
-                os.link(self.folder / "wrap", self.folder / _OLD)
-            if (self.folder / "wrap").samefile(self.folder / _OLD):
-                write_private(self.folder / "wrap", secrets.token_bytes(32))
-            self._flush_folder()
-        except OSError as error:
-            raise self.explain_failure(error) from None
-
-    def end_rotation(self) -> None:
-        """Destroy the old wrap key: nothing that is stored needs it."""
-        try:
-            (self.folder / _OLD).unlink()
-            self._flush_folder()
+            # One at a time: who ended beside another would destroy the key from which a third rotates.
+            with _open_own(self.folder / "wrap.lock") as turn:
+                fcntl.flock(turn, fcntl.LOCK_EX)
+                with contextlib.suppress(FileExistsError):
+                    os.link(self.folder / "wrap", self.folder / _OLD)
+                if (self.folder / "wrap").samefile(self.folder / _OLD):
+                    write_private(self.folder / "wrap", secrets.token_bytes(32))
+                self._flush_folder()
+                yield
+                (self.folder / _OLD).unlink()
+                self._flush_folder()
         except OSError as error:
             raise self.explain_failure(error) from None
 

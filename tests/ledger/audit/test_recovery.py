@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from dataclasses import replace
 
@@ -475,6 +476,30 @@ def test_a_rotation_that_was_killed_is_finished_by_the_next(ledger, place, ask, 
     ask.settle(ledger, "two")  # under the new key already
     assert (place.anchor / "wrap.old").exists() and ask.settle(ledger, "one").settled
     assert ledger.rotate(principal="owner") == 2 and not (place.anchor / "wrap.old").exists()
+    assert ask.settle(place.open(), "one").settled and ledger.verify().ok
+
+
+def test_rotations_take_turns(ledger, place, ask, monkeypatch):
+    """Of two at once none destroys the key that the other, or a third, rotates from."""
+    ask.settle(ledger, "one")
+    third, begun, numbers = place.open(), threading.Event(), []
+    empty = ledger._database.empty_log
+
+    def rotate_beside():
+        begun.wait(60)
+        numbers.extend(third.rotate(principal="another") for _ in range(2))
+
+    def empty_slowly():
+        begun.set()
+        beside.join(1)
+        empty()
+
+    beside = threading.Thread(target=rotate_beside)
+    monkeypatch.setattr(ledger._database, "empty_log", empty_slowly)
+    beside.start()
+    assert ledger.rotate(principal="owner") == 1
+    beside.join()
+    assert numbers == [1, 1] and not (place.anchor / "wrap.old").exists()
     assert ask.settle(place.open(), "one").settled and ledger.verify().ok
 
 
