@@ -285,11 +285,8 @@ def _promote(
     champion on fresh data; say which.
     """
     standing = promoter.find_champion()
-    if standing is not None and standing.digest == candidate.digest:
-        return _act("promoted", IS_CHAMPION)
-    # A retry repeats no question: it had its turn.
-    if promoter.was_promoted(candidate.digest, session.id):
-        return _act("no", "it was promoted, and then replaced")
+    if turn := _find_turn(session, candidate, promoter, standing):
+        return turn
     if standing is None:
         _require_kept(session, promoter)
         if promoter.promote(candidate, record, None):
@@ -297,6 +294,19 @@ def _promote(
         # Another one came first: this one is compared with it.
         return _promote(session, candidate, promoter, record)
     return _challenge_champion(session, candidate, promoter, standing, record)[1]
+
+
+def _find_turn(
+    session: Session, candidate: Candidate, promoter: Promotes, standing: Champion | None
+) -> dict[str, str]:
+    """What came of a candidate that is champion, or was promoted by this session; empty for others. A retry, also one beside
+    its first try, repeats no question.
+    """
+    if standing is not None and standing.digest == candidate.digest:
+        return _act("promoted", IS_CHAMPION)
+    if promoter.was_promoted(candidate.digest, session.id):
+        return _act("no", "it was promoted, and then replaced")
+    return {}
 
 
 def asks_for_champions(plan: Plan) -> bool:
@@ -321,10 +331,8 @@ def _judge_challenger(
         if promoter.promote(candidate, {"session": session.id, **none}, None):
             return {"verdict": "yes", **_act("promoted", "first"), **none}
         return _judge_challenger(session, candidate, promoter)
-    if standing.digest == candidate.digest:
-        return {"verdict": "yes", **_act("promoted", IS_CHAMPION), **none}
-    if promoter.was_promoted(candidate.digest, session.id):
-        return {"verdict": "no", **_act("no", "it was promoted, and then replaced"), **none}
+    if turn := _find_turn(session, candidate, promoter, standing):
+        return {"verdict": "yes" if turn["outcome"] == "promoted" else "no", **turn, **none}
     record = {"session": session.id}
     answer, action = _challenge_champion(session, candidate, promoter, standing, record)
     if action["outcome"] == "exhausted":
@@ -386,10 +394,11 @@ def _challenge_champion(
     proof = {name: str(answer[name]) for name in ("guarantee", "snapshot") if name in answer}
     compared = session.commitment({"candidate": candidate.digest, **answer})
     moved = {"comparison": compared, "replaced": standing.version}
-    # Comparing took long: meanwhile another team may have promoted a model that this one never met.
+    # Comparing took long: meanwhile another try may have promoted this one, or another team a model that it never met.
     if not promoter.promote(candidate, dict(record) | proof | moved, standing):
         why = "another champion was promoted meanwhile; submit it to another session"
-        return answer, _act("no", why)
+        turn = _find_turn(session, candidate, promoter, promoter.find_champion())
+        return answer, turn or _act("no", why)
     return answer, _act("promoted", f"better than version {standing.version}")
 
 

@@ -139,6 +139,32 @@ def test_a_champion_of_meanwhile_is_not_replaced_unseen(tiny: Tiny) -> None:
     assert "another champion" in verdict["promotion"] and models.champion is meanwhile
 
 
+@pytest.mark.parametrize("is_replaced", [False, True])
+def test_who_was_promoted_beside_its_retry_hears_so(tiny: Tiny, is_replaced: bool) -> None:
+    """An orphan and its retry beat one champion at once: no other champion was promoted meanwhile."""
+    session, _ = losses(tiny, failures=5)
+    models = MemoryRegistry()
+    judge(session, loss_of("bad", "0.45"), models)
+    challenge = session.challenge
+
+    def retried(*given: Any) -> Any:
+        answer = challenge(*given)
+        session.challenge = challenge  # type: ignore[method-assign]
+        assert judge(session, loss_of("good", "0.2"), models)["outcome"] == "promoted"
+        if is_replaced:
+            models.champion = Champion("9", "another", "")
+        return answer
+
+    session.challenge = retried  # type: ignore[method-assign]
+    verdict = judge(session, loss_of("good", "0.2"), models)
+    said = (
+        ("no", "it was promoted, and then replaced")
+        if is_replaced
+        else ("promoted", "it is the champion")
+    )
+    assert (verdict["verdict"], verdict["outcome"], verdict["promotion"]) == ("yes", *said)
+
+
 def test_a_champion_that_is_only_named_closes_no_gate(tiny: Tiny) -> None:
     """Typed as a field of a question it has no scores: refused before anything is read or drawn."""
     session, _ = losses(tiny)
