@@ -86,20 +86,16 @@ def test_every_field_has_its_meaning(name: str) -> None:
     assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= headings
 
 
-def sentences(text: str) -> list[str]:
-    """What a reader reads in one breath: prose without code blocks, tables, headings and links."""
+@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.name)
+def test_sentences_are_short(page: Path) -> None:
+    """At most 25 words each, in prose without code blocks, tables, headings and links."""
+    text = page.read_text(encoding="utf-8")
     text = re.sub(r"^```.*?^```|^ {4,}\S.*$|<!--.*?-->", "", text, flags=re.DOTALL | re.MULTILINE)
     parts = re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) |\||#)", text.replace("**", ""))
     prose = (" ".join(part.split()) for part in parts if not part.lstrip().startswith(("|", "#")))
     short = (re.sub(r"`[^`]*`", "X", re.sub(r"\]\([^)]*\)", "]", part)) for part in prose)
-    return [one for part in short for one in re.split(r"(?<=[.!?]) ", part)]
-
-
-@pytest.mark.parametrize("page", WRITTEN, ids=lambda p: p.name)
-def test_sentences_are_short(page: Path) -> None:
-    """At most 25 words each."""
-    text = page.read_text(encoding="utf-8")
-    assert [s for s in sentences(text) if len(re.findall(r"\S*\w\S*", s)) > 25] == []
+    sentences = [one for part in short for one in re.split(r"(?<=[.!?]) ", part)]
+    assert [s for s in sentences if len(re.findall(r"\S*\w\S*", s)) > 25] == []
 
 
 #: What people write where a secret should be.

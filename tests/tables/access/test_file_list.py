@@ -311,16 +311,6 @@ def test_mixed_compression_and_many_files(tmp_path: Path) -> None:
     assert int(PrivateTable(table).answer(request, ()).rows[0]) == 1004
 
 
-def list_numbers(folder: Path, *files: Mapping[str, Any]) -> Path:
-    """The list of files that pyarrow wrote: their ends say nothing of NaN."""
-    folder.mkdir()
-    for n, columns in enumerate(files):
-        pq.write_table(pa.table(columns), folder / f"{n}.parquet")
-    target = folder / "t.files.json"
-    list_files(sorted(folder.glob("*.parquet")), folder, "visits", target)
-    return target
-
-
 CONDITIONS = [
     *(None, "v IS NULL", "v IS NOT NULL", "coalesce(v, 7) = 7", "v >= 0", "v >= 0 OR v IS NULL"),
     *("v > 100", "v != 3.0", "NOT v > 5", "CASE WHEN v IS NULL THEN 1 ELSE 0 END = 1"),
@@ -342,7 +332,15 @@ def test_the_end_of_a_file_says_nothing_of_nan(
             connection.register("given", pa.table(rows))
             connection.execute("CREATE TABLE visits AS SELECT * FROM given")
         other = {"u": [-1], "v": pa.array([1.0], kind)}
-        lists = [list_numbers(tmp_path / f"{more}-{len(f)}", *f) for f in ([rows], [rows, other])]
+        lists = []
+        for number, files in enumerate(([rows], [rows, other])):
+            # Files that pyarrow wrote: their ends say nothing of NaN.
+            folder = tmp_path / f"{more}-{number}"
+            folder.mkdir()
+            for n, columns in enumerate(files):
+                pq.write_table(pa.table(columns), folder / f"{n}.parquet")
+            lists.append(folder / "t.files.json")
+            list_files(sorted(folder.glob("*.parquet")), folder, "visits", lists[-1])
         for number, file in enumerate((database, *lists)):
             declared = declare_visits(
                 file,

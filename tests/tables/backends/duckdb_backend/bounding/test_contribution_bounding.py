@@ -534,19 +534,6 @@ def test_one_more_row_that_makes_two_parts_moves_a_sum_by_its_own_value(
     assert total(0) == total(1) == 2**62
 
 
-def _choose_by_equal_draws(statement: str, order: str) -> list[Any]:
-    """What is chosen of units with seven values each, by equal draws, from rows in this order."""
-    with duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute(
-            "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, i % 2 AS code, i % 7 AS v0 "
-            f"FROM range(700) t(i) ORDER BY {order}"
-        )
-        if statement.startswith("CREATE"):
-            connection.execute(statement.replace("random()", "0.5"))
-            statement = "SELECT code, x, count(*) FROM kept GROUP BY ALL ORDER BY ALL"
-        return connection.execute(statement.replace("random()", "0.5")).fetchall()
-
-
 WIDE = Value(0, 2**60, 0)
 #: Statements that choose values or rows by a fresh draw for each.
 CHOICES = {
@@ -570,7 +557,17 @@ CHOICES = {
 
 @pytest.mark.parametrize("choice", CHOICES)
 def test_equal_draws_are_decided_by_a_units_own_values(choice: str) -> None:
-    """Not by the order of rows, in which other units have a part."""
-    orders = ("unit, v0", "unit, v0 DESC", "v0 * 3 % 7, unit DESC")
-    first, *others = (_choose_by_equal_draws(CHOICES[choice], order) for order in orders)
-    assert others == [first, first]
+    """Not by the order of rows, in which other units have a part. Units have seven values each."""
+    chosen = []
+    for order in ("unit, v0", "unit, v0 DESC", "v0 * 3 % 7, unit DESC"):
+        statement = CHOICES[choice].replace("random()", "0.5")
+        with duckdb.connect(config={"threads": 1}) as connection:
+            connection.execute(
+                "CREATE TABLE d AS SELECT i // 7 AS unit, 0 AS part, i % 2 AS code, i % 7 AS v0 "
+                f"FROM range(700) t(i) ORDER BY {order}"
+            )
+            if statement.startswith("CREATE"):
+                connection.execute(statement)
+                statement = "SELECT code, x, count(*) FROM kept GROUP BY ALL ORDER BY ALL"
+            chosen.append(connection.execute(statement).fetchall())
+    assert chosen[0] == chosen[1] == chosen[2]
