@@ -7,8 +7,7 @@ and a missing one, too. Both must show the same, up to how many rows there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -86,31 +85,6 @@ Place = Mapping[str, Any]
 Store = Callable[[str, Path], tuple[Place, Place] | str]
 
 
-@dataclass(frozen=True)
-class Seen:
-    """What both tables of a type showed in a role.
-
-    Attributes:
-        refusal: the class of the error before the charge; "" if both answered.
-        problem: how they differ, or what is wrong with the refusal; "" if nothing is.
-    """
-
-    refusal: str
-    problem: str
-
-
-def list_logical_types() -> set[str]:
-    """The types that DuckDB itself lists."""
-    rows = duckdb.sql("SELECT DISTINCT logical_type FROM duckdb_types()").fetchall()
-    return {str(name) for (name,) in rows}
-
-
-def name_logical_type(kind: str) -> str:
-    """Which of these a type is."""
-    ends = {"INTEGER[]": "LIST", "INTEGER[2]": "ARRAY", "JSON": "VARCHAR"}
-    return ends.get(kind, kind.partition("(")[0])
-
-
 def fill_tables(connection: duckdb.DuckDBPyConnection, kind: str) -> None:
     """Tables ``few`` and ``more`` of a type."""
     connection.execute("SET TimeZone = 'UTC'")
@@ -161,29 +135,22 @@ def store_in_lists(kind: str, folder: Path) -> tuple[Place, Place] | str:
     return places[0], places[1]
 
 
-def look_at_type(kind: str, store: Store, folder: Path, roles: list[str]) -> Iterator[Seen]:
-    """What each role shows."""
+def check_type(kind: str, store: Store, folder: Path, roles: list[str]) -> None:
+    """Fail where a role of a type has a problem."""
     places = store(kind, folder)
     if isinstance(places, str):
-        yield Seen(places, "")
         return
+    problems = []
     for role in roles:
         shown = [_ask(place, *ROLES[role]) for place in places]
         words, (refusal, text) = f"{kind} as {role}", shown[0]
-        problem = (
-            "" if shown[0] == shown[1] else f"{words}: {shown[0]}, and with far values {shown[1]}"
-        )
-        if refusal == "failed":
-            problem = problem or f"{words}: {text}"
-        elif refusal and not problem and not any(word in text for word in NAMED):
-            problem = f"{words}: the refusal names no column: {text}"
-        yield Seen(refusal, problem)
-
-
-def check_type(kind: str, store: Store, folder: Path, roles: list[str]) -> None:
-    """Fail where a role of a type has a problem."""
-    seen = list(look_at_type(kind, store, folder, roles))
-    assert [one.problem for one in seen if one.problem] == []
+        if shown[0] != shown[1]:
+            problems.append(f"{words}: {shown[0]}, and with far values {shown[1]}")
+        elif refusal == "failed":
+            problems.append(f"{words}: {text}")
+        elif refusal and not any(word in text for word in NAMED):
+            problems.append(f"{words}: the refusal names no column: {text}")
+    assert problems == []
 
 
 def _ask(place: Place, fields: dict[str, Any], where: str | None, request: Any) -> tuple[str, str]:

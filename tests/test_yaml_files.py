@@ -66,13 +66,6 @@ def test_json_and_words_of_a_command_line() -> None:
         parse_words(["x={a: 1, a: 2}"])
 
 
-def write_doubled(folder: Path, fields: str) -> Path:
-    (folder / "dpflow.yml").unlink(missing_ok=True)
-    file = folder / "file.yml"
-    file.write_text(f"{fields}\n")
-    return file
-
-
 def load_catalogue(file: Path) -> Any:
     from dpflow.catalogue import find_catalogue
 
@@ -104,7 +97,8 @@ def readers() -> dict[str, Callable[[Path], Any]]:
 @pytest.mark.parametrize("name", list(readers()))
 def test_every_reader_refuses_it(name: str, tmp_path: Path) -> None:
     """Whatever the file is for, and before it is asked what its fields mean."""
-    file = write_doubled(tmp_path, "name: x\nscope: a\nparams: {epsilon: '0.01', epsilon: '0.9'}")
+    file = tmp_path / "file.yml"
+    file.write_text("name: x\nscope: a\nparams: {epsilon: '0.01', epsilon: '0.9'}\n")
     with pytest.raises(DpflowError, match=r"'epsilon' is written twice, again in line 3"):
         readers()[name](file)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import duckdb
 import pytest
 from every_type import (
     NO_COLUMNS,
@@ -11,8 +12,6 @@ from every_type import (
     TYPES,
     Store,
     check_type,
-    list_logical_types,
-    name_logical_type,
     store_in_database,
     store_in_lists,
 )
@@ -22,7 +21,10 @@ STORES: dict[str, Store] = {"table": store_in_database, "files": store_in_lists}
 
 def test_no_type_is_left_out() -> None:
     """A new one of DuckDB's has to be looked at."""
-    assert {name_logical_type(kind) for kind in TYPES} | NO_COLUMNS == list_logical_types()
+    ends = {"INTEGER[]": "LIST", "INTEGER[2]": "ARRAY", "JSON": "VARCHAR"}
+    judged = {ends.get(kind, kind.partition("(")[0]) for kind in TYPES}
+    listed = duckdb.sql("SELECT DISTINCT logical_type FROM duckdb_types()").fetchall()
+    assert judged | NO_COLUMNS == {str(name) for (name,) in listed}
 
 
 @pytest.mark.parametrize("kind", TYPES)

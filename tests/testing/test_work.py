@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -31,12 +32,6 @@ def clock(step: float) -> Callable[[], float]:
     return lambda: next(ticks) * step
 
 
-def audit(mechanism: Any, seconds: float) -> dict[str, Any]:
-    found = audit_mechanism(mechanism, seconds=seconds).to_json()
-    found.pop("seconds")
-    return found
-
-
 @pytest.mark.parametrize(
     "mechanism",
     [Count(), pytest.param(KeyUnion(), marks=SLOW), pytest.param(AboveThreshold(), marks=SLOW)],
@@ -50,7 +45,9 @@ def test_two_audits_at_different_speeds_say_the_same(
     for step in (1e-9, 30.0):
         monkeypatch.setattr(time, "thread_time", clock(step))
         monkeypatch.setattr(time, "process_time", clock(step))
-        said.append(audit(mechanism, 0.2))
+        found = audit_mechanism(mechanism, seconds=0.2).to_json()
+        found.pop("seconds")
+        said.append(found)
     assert said[0] == said[1] and said[0]["verdict"] != "refuted"
 
 
@@ -66,14 +63,10 @@ def test_randomness_of_the_system_is_back_afterwards() -> None:
     assert SystemSource().draw_words(4).tolist() != SystemSource().draw_words(4).tolist()
 
 
-def fail() -> None:
-    raise AssertionError("a clock was asked")
-
-
 def test_checks_ask_no_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """Parts of the suite ran for fixed CPU times, so a busy machine saw less; a draw is still timed, for a warning."""
     for name in ("thread_time", "process_time", "perf_counter", "monotonic"):
-        monkeypatch.setattr(time, name, fail)
+        monkeypatch.setattr(time, name, Mock(side_effect=AssertionError("a clock was asked")))
     with spend_effort(1 / 64):
         for check in conformance_checks(Count()):
             if "randomness_is_the_source" not in check.name:  # it forbids clocks itself

@@ -18,6 +18,7 @@ from dpflow.errors import InvalidInput, NotPublished
 if TYPE_CHECKING:
     from smallworld import Tiny
 
+ID = {"release_id": "a1"}
 COUNTS = Result((Row("Oslo", "count", 12, 3), Row("Rome", "count", -1, 3.5)))
 MIXED = Result(
     (
@@ -46,13 +47,13 @@ NAMES = [
 ]
 
 
-def table(result: Result) -> ResultTable:
-    return ResultTable({"release_id": "a1"}, result)
-
-
 def test_integers_stay_integers() -> None:
     """In every frame."""
-    frames = table(COUNTS).to_pandas(), table(COUNTS).to_polars(), table(COUNTS).to_arrow()
+    frames = (
+        ResultTable(ID, COUNTS).to_pandas(),
+        ResultTable(ID, COUNTS).to_polars(),
+        ResultTable(ID, COUNTS).to_arrow(),
+    )
     pandas_frame, polars_frame, arrow = frames
     assert list(pandas_frame.columns) == polars_frame.columns == arrow.column_names == NAMES
     assert (
@@ -65,14 +66,18 @@ def test_integers_stay_integers() -> None:
 
 def test_what_no_double_writes_is_a_text_beside_it() -> None:
     """Also dates and keys; "none" has neither."""
-    records = table(MIXED).records()
+    records = ResultTable(ID, MIXED).records()
     assert [(r["value"], r["text"]) for r in records] == [
         (2.5, None),
         (None, None),
         (None, "2020-01-01"),
         (float(2**60), str(2**60 + 1)),
     ]
-    frames = table(MIXED).to_pandas(), table(MIXED).to_polars(), table(MIXED).to_arrow().to_pandas()
+    frames = (
+        ResultTable(ID, MIXED).to_pandas(),
+        ResultTable(ID, MIXED).to_polars(),
+        ResultTable(ID, MIXED).to_arrow().to_pandas(),
+    )
     assert [len(frame) for frame in frames] == [4, 4, 4]
 
 
@@ -80,11 +85,11 @@ def test_what_no_double_writes_is_a_text_beside_it() -> None:
 def test_files_have_named_columns(result: Result, tmp_path: Path) -> None:
     """Whatever the kind; of nothing selected, the names. Truth is written as in DuckDB's CSV, and a type is never drawn."""
     for suffix in ("csv", "json", "parquet"):
-        table(result).write(tmp_path / f"r.{suffix}")
+        ResultTable(ID, result).write(tmp_path / f"r.{suffix}")
     with (tmp_path / "r.csv").open() as stream:
         lines = list(csv.reader(stream))
     assert lines[0] == NAMES and len(lines) == 1 + len(result.rows)
-    assert json.loads((tmp_path / "r.json").read_text()) == table(result).records()
+    assert json.loads((tmp_path / "r.json").read_text()) == ResultTable(ID, result).records()
     parquet = duckdb.sql(f"FROM '{tmp_path}/r.parquet'")
     assert dict(zip(parquet.columns, parquet.types))["value"] == "DOUBLE"
     clipped = NAMES.index("clipped")
@@ -95,7 +100,7 @@ def test_files_have_named_columns(result: Result, tmp_path: Path) -> None:
 
 def test_several_results_in_one_file(tmp_path: Path) -> None:
     """One below the other."""
-    write_tables([table(COUNTS), table(MIXED)], tmp_path / "both.parquet")
+    write_tables([ResultTable(ID, COUNTS), ResultTable(ID, MIXED)], tmp_path / "both.parquet")
     assert duckdb.sql(
         f"SELECT count(*), count(value) FROM '{tmp_path}/both.parquet'"
     ).fetchall() == [(6, 4)]
@@ -104,9 +109,9 @@ def test_several_results_in_one_file(tmp_path: Path) -> None:
 def test_another_kind_of_file_is_refused(tmp_path: Path) -> None:
     """With the kinds that there are."""
     with pytest.raises(InvalidInput, match=r"\.csv, \.json, \.parquet"):
-        table(COUNTS).write(tmp_path / "r.xlsx")
+        ResultTable(ID, COUNTS).write(tmp_path / "r.xlsx")
     with pytest.raises(NotPublished, match="cannot be written"):
-        table(COUNTS).write(tmp_path / "nowhere" / "r.csv")
+        ResultTable(ID, COUNTS).write(tmp_path / "nowhere" / "r.csv")
 
 
 def test_a_plan_is_one_line_and_a_page(tiny: Tiny) -> None:
@@ -144,4 +149,4 @@ def test_a_receipt_in_a_notebook(tiny: Tiny) -> None:
     }
     receipt.write(tiny.folder / "r.json")
     assert json.loads((tiny.folder / "r.json").read_text())[0]["epsilon"] == "0.5"
-    assert "nothing was selected" in table(Result(()))._repr_html_()
+    assert "nothing was selected" in ResultTable(ID, Result(()))._repr_html_()

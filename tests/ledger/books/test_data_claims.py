@@ -17,13 +17,19 @@ from dpflow.ledger import Ledger
 ROUNDS = 12
 
 
+#: An answer after which a session gives no other.
+LAST: dict[str, Any] = {
+    "query": "q",
+    "expected_version": 0,
+    "state": {},
+    "answer": {},
+    "closed": True,
+}
+
+
 def gate(ledger: Ledger, ask: Any, scope: str, name: str = "gate", **changes: Any) -> Any:
     terms = {"state": {"v": 0}, "exclusive": True, "data": ["table t", "place p"]} | changes
     return ledger.open_session(ask.key(name, scope=scope), **ask.terms("0.01"), **terms)
-
-
-def used_up(ledger: Ledger, session_id: str) -> None:
-    ledger.answer(session_id, query="q", expected_version=0, state={}, answer={}, closed=True)
 
 
 def child(work: Callable[[], object]) -> int:
@@ -64,7 +70,7 @@ def test_a_gate_closes_its_data_in_every_scope(ledger, ask):
             gate(ledger, ask, scope, "other", data=data)
     assert gate(ledger, ask, "a/x").session_id == held.session_id
     ask.reserve(ledger, scope="b", data=["table u", "place q"])
-    used_up(ledger, held.session_id)
+    ledger.answer(held.session_id, **LAST)
     ask.reserve(ledger, scope="a", data=["table t", "place p"])
     gate(ledger, ask, "b")
     assert ledger.verify().ok
@@ -73,11 +79,11 @@ def test_a_gate_closes_its_data_in_every_scope(ledger, ask):
 def test_a_partition_is_never_changed(ledger, ask):
     """The first session that cuts data into groups says how, for every name, gate or not."""
     held = gate(ledger, ask, "a", "first", partition="400 groups")
-    used_up(ledger, held.session_id)
+    ledger.answer(held.session_id, **LAST)
     for scope, data in (("a/x", []), ("b", ["table t"]), ("b", ["place p"])):
         with pytest.raises(PlanRefused, match="partitioned into 400 groups .* never changed"):
             gate(ledger, ask, scope, "second", data=data, partition="300 groups", exclusive=False)
-    used_up(ledger, gate(ledger, ask, "a/x", "third", partition="400 groups").session_id)
+    ledger.answer(gate(ledger, ask, "a/x", "third", partition="400 groups").session_id, **LAST)
     ask.reserve(ledger, scope="b", data=["table t"])  # cuts nothing
     assert ledger.verify().ok and ask.spent(ledger, "a") == {"": "0.02"}
 
@@ -112,7 +118,7 @@ def test_two_processes_open_one_gate(ledger, ask, place):
                 os.write(write, b"n")
             os.read(start, 1)
             for session_id in known:
-                used_up(mine, session_id)
+                mine.answer(session_id, **LAST)
             os.write(write, b".")
 
     children = [child(lambda s=scope, r=told[n][0]: opens(s, r)) for n, scope in enumerate("ab")]
@@ -151,7 +157,7 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
             gate(ledger, ask, "b", partition="300 groups")
         with pytest.raises(DatasetLocked, match="open on scope 'a'"):
             gate(ledger, ask, "b", partition="400 groups")
-        used_up(ledger, gate(ledger, ask, "a", partition="400 groups").session_id)
+        ledger.answer(gate(ledger, ask, "a", partition="400 groups").session_id, **LAST)
         assert ask.spent(ledger, "a") == {"": "0.01"} and ask.spent(ledger, "b") == {"": "0"}
     assert ledger.verify().ok
 
@@ -159,7 +165,7 @@ def test_a_gate_whose_opener_dies_is_open_or_was_never_opened(
 def test_what_is_known_of_data_is_rebuilt(ledger, ask, place, tmp_path):
     """An export carries it, and verifying finds a row that was changed, removed or added by hand."""
     held = gate(ledger, ask, "a", partition="400 groups")
-    used_up(ledger, held.session_id)
+    ledger.answer(held.session_id, **LAST)
     with (tmp_path / "out").open("w") as stream:
         ledger.export(stream)
     moved = Ledger(tmp_path / "moved.sqlite", anchor=place.anchor, create=True)

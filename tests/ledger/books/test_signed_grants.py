@@ -422,13 +422,13 @@ def test_an_orphans_end_that_is_signed_is_signed_by_who_may(signed, monkeypatch,
     first, second = reserve(signed, "s"), reserve(signed, "s", "r2")
     monkeypatch.setattr(grants, "require_signer", lambda *_: ())
     with monkeypatch.context() as patch:
-        patch.setattr(grants, "decision_text", lambda *words: decision_of(first, *words))
+        patch.setattr(
+            grants,
+            "decision_text",
+            lambda *words: checkpoint.decision_text(*words[:-1], words[-1] | {"release_id": first}),
+        )
         signed.resolve(second, reason="r", principal="login", signer=ANN)
     assert "another signature" in run_audit(export_text(signed), tmp_path).stderr
     signed.resolve(first, reason="r", principal="login", signer=EVE)
     unsigned = [one for one in signed.verify().problems if "is signed by nobody who may" in one]
     assert [one.split()[1] for one in unsigned] == ["4", "5"]
-
-
-def decision_of(release, head, kind, scope, principal, body):
-    return checkpoint.decision_text(head, kind, scope, principal, body | {"release_id": release})

@@ -31,12 +31,6 @@ DOUBLES = [
 ]
 
 
-def doubles(values: list[float]) -> str:
-    """A table of one unit a value, with every bit of the doubles."""
-    listed = ", ".join(f"({i}, '{value!r}'::DOUBLE)" for i, value in enumerate(values))
-    return f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)"
-
-
 @pytest.mark.parametrize("exponent", [-1000, -53, -1, 0, 1, 40, 1000, None])
 def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     """The keys of SQL are those of numpy, and floor(x / 2^e) in rational arithmetic where that fits
@@ -44,7 +38,10 @@ def test_cells_of_doubles_are_exact(make: Any, exponent: int | None) -> None:
     """
     values = [*DOUBLES, *np.frombuffer(np.random.default_rng(7).bytes(8 * 400), np.float64)]
     values = [float(value) for value in values if not math.isnan(value)]
-    with make(doubles(values), columns={"v": {}}).open_answer(ASK, ()) as column:
+    # A table of one unit a value, with every bit of the doubles.
+    listed = ", ".join(f"({i}, '{value!r}'::DOUBLE)" for i, value in enumerate(values))
+    data = f"CREATE TABLE data AS SELECT * FROM (VALUES {listed}) t(u, v)"
+    with make(data, columns={"v": {}}).open_answer(ASK, ()) as column:
         found = column.count_cells({0: CellGrid(exponent)})[0]
         expected = ArrayColumn.from_groups(values).count_cells({0: CellGrid(exponent)})[0]
     assert struct.pack(f"{len(found.keys)}d", *found.keys) == struct.pack(
