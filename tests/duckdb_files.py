@@ -45,6 +45,13 @@ def duckdb_file(
         cursor.close()
 
 
+def execute(path: Path, *statements: str) -> None:
+    """Run statements in a file, which is made if it is not there."""
+    with duckdb_file(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+
+
 def query_file(path: Path, query: str) -> list[Any]:
     """The rows of a query over a file that others may have open, with times in UTC."""
     with duckdb.connect(str(path), read_only=True) as connection:

@@ -13,7 +13,7 @@ from continuous_laplace import laplace_divergence
 
 from dpflow.core.accounting import composition, pld, renyi
 from dpflow.core.accounting.events import DiscreteGaussian, DiscreteLaplace, Event, Pure
-from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, Filter, FilterName, make_filter
+from dpflow.core.accounting.privacy_filters import EPSILON_UNIT, FilterName, make_filter
 from dpflow.engine.planning.fit_schedule import count_rounds
 from dpflow.errors import PlanRefused
 
@@ -33,38 +33,15 @@ EVENTS: dict[str, Event] = {
 }
 
 
-def rows() -> list[dict[str, str]]:
-    """The table of jobs before the first refusal."""
-    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
-    start = next(n for n, line in enumerate(lines) if "| job |" in line)
-    cells = [
-        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 9]
-    ]
-    return [dict(zip(cells[0], row, strict=True)) for row in cells[1:] if set(row[0]) != {"-"}]
-
-
-def capacity(job: str, rule: Filter) -> str:
-    """Jobs before the first refusal, as the page writes them."""
-    if job == "Laplace 0.01":  # continuous noise, which is no event of dpflow's
-        if rule.order is None:
-            return f"{count_rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
-        price = math.ceil(laplace_divergence(Fraction(1, 100), rule.order) / EPSILON_UNIT)
-        basic = (
-            rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100)
-            if rule.name == "hybrid"
-            else 0
-        )
-        return f"{max(rule.capacity().renyi // price, basic):,}"
-    try:
-        return f"{count_rounds(rule, [], [EVENTS[job]]):,}"
-    except PlanRefused:
-        return "refused"
-
-
 def test_the_table_of_jobs() -> None:
     """Every filled cell, and the orders in its last line."""
     seen = 0
-    for row in rows():
+    lines = [line for line in PAGE.splitlines() if line.startswith("| ")]
+    start = next(n for n, line in enumerate(lines) if "| job |" in line)
+    heads, *cells = (
+        [cell.strip() for cell in line.strip("|").split("|")] for line in lines[start : start + 9]
+    )
+    for row in (dict(zip(heads, row, strict=True)) for row in cells if set(row[0]) != {"-"}):
         if row["job"].startswith("order"):
             for column, cell in row.items():
                 if cell and column in COLUMNS:
@@ -79,7 +56,22 @@ def test_the_table_of_jobs() -> None:
             if row[column]:
                 epsilon = Fraction(row["grant"].split()[1])
                 rule = make_filter(name, epsilon, DELTA, tail_share=share)
-                assert capacity(row["job"], rule) == row[column], (row, column)
+                # Jobs before the first refusal, as the page writes them.
+                if row["job"] != "Laplace 0.01":
+                    try:
+                        jobs = f"{count_rounds(rule, [], [EVENTS[row['job']]]):,}"
+                    except PlanRefused:
+                        jobs = "refused"
+                elif rule.order is None:
+                    jobs = f"{count_rounds(rule, [], [Pure(Fraction(1, 100))]):,}"
+                else:  # continuous noise, which is no event of dpflow's
+                    price = math.ceil(
+                        laplace_divergence(Fraction(1, 100), rule.order) / EPSILON_UNIT
+                    )
+                    basic = rule.capacity().epsilon // (EPSILON_UNIT.denominator // 100)
+                    most = rule.capacity().renyi // price
+                    jobs = f"{max(most, basic) if rule.name == 'hybrid' else most:,}"
+                assert jobs == row[column], (row, column)
                 seen += 1
     assert seen == 21
 

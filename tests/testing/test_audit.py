@@ -8,14 +8,8 @@ import numpy as np
 import pytest
 
 from dpflow.core.sampling.randomness import SystemSource
-from dpflow.core.sampling.samplers import discrete_laplace
-from dpflow.testing.audit import Sampler, audit_pair, clopper_pearson
-
-
-def noisy(shift: int, scale: Fraction) -> Sampler:
-    """An integer with discrete Laplace noise, drawn in bulk."""
-    stream = iter((discrete_laplace(scale, 40_000, SystemSource()) + shift).tolist())
-    return lambda: next(stream)
+from dpflow.testing.audit import audit_pair, clopper_pearson
+from tests.testing.refuted import noisy
 
 
 def test_a_true_claim_is_not_refuted() -> None:

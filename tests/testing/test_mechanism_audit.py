@@ -22,7 +22,7 @@ from dpflow.mechanisms.above_threshold import AboveThreshold
 from dpflow.mechanisms.count import Count
 from dpflow.registry import Registry
 from dpflow.testing import mechanism_audit
-from dpflow.testing.audit import Sampler, estimate_power
+from dpflow.testing.audit import estimate_power
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.exact_checks import tiny_examples
 from dpflow.testing.examples import (
@@ -39,6 +39,7 @@ from dpflow.testing.profile_page import render_page
 from dpflow.testing.sampler_patches import REAL, weaken_noise
 from tests.testing.corpus import CONTROLS
 from tests.testing.corpus.broken_releases import TooLittleNoise
+from tests.testing.refuted import noisy
 
 LAWS = {
     "discrete_laplace": (Fraction(4), 1),
@@ -87,11 +88,6 @@ def test_choices_weaken_by_their_rate() -> None:
     with weaken_noise(2):
         weak = law(Fraction(1, 2))
     assert weak == law(Fraction(1)) != law(Fraction(1, 2))
-
-
-def noisy(shift: int, scale: Fraction) -> Sampler:
-    stream = iter((REAL["discrete_laplace"](scale, 40_000, SystemSource()) + shift).tolist())
-    return lambda: next(stream)
 
 
 def test_power_is_near_one_for_half_the_noise_and_nothing_for_all_of_it() -> None:

@@ -8,7 +8,7 @@ import io
 import random
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -56,18 +56,6 @@ def erased(data: bytes, luck: random.Random) -> bytes:
     return data[:page] + bytes(PAGE) + data[page + PAGE :]
 
 
-def copies(
-    healthy: Path, place: Path, damage: Callable[[bytes, random.Random], bytes]
-) -> Iterator[Path]:
-    """Damaged copies, each with an anchor of its own; the same ones in every test run."""
-    data, luck = healthy.read_bytes(), random.Random(7)
-    for n in range(_ROUNDS):
-        path = place / f"{n}.sqlite"
-        path.write_bytes(damage(data, luck))
-        shutil.copytree(f"{healthy}.anchor", f"{path}.anchor")
-        yield path
-
-
 @pytest.mark.parametrize("damage", [shortened, flipped, erased])
 def test_a_damaged_file_is_refused_or_right(
     healthy: Path, tmp_path: Path, ask: Any, damage: Callable[[bytes, random.Random], bytes]
@@ -76,7 +64,12 @@ def test_a_damaged_file_is_refused_or_right(
     charged.
     """
     refused = 0
-    for path in copies(healthy, tmp_path, damage):
+    # The same copies in every test run, each with an anchor of its own.
+    data, luck = healthy.read_bytes(), random.Random(7)
+    for n in range(_ROUNDS):
+        path = tmp_path / f"{n}.sqlite"
+        path.write_bytes(damage(data, luck))
+        shutil.copytree(f"{healthy}.anchor", f"{path}.anchor")
         seen: dict[str, Any] = {}
         verbs: dict[str, Callable[[Ledger], Any]] = {
             "verify": lambda ledger: ledger.verify().ok,

@@ -12,7 +12,7 @@ from typing import Any
 
 import duckdb
 import pytest
-from duckdb_files import duckdb_file
+from duckdb_files import duckdb_file, execute
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from raw_matrix import KINDS
@@ -133,12 +133,6 @@ def file(tmp_path: Path) -> Path:
     path = tmp_path / "private.duckdb"
     execute(path, BASE)
     return path
-
-
-def execute(path: Path, *statements: str) -> None:
-    with duckdb_file(path) as connection:
-        for statement in statements:
-            connection.execute(statement)
 
 
 def read_rows(path: Path, relation: str = "data", trusted: bool = False) -> Counter[Any]:
