@@ -119,6 +119,15 @@ def test_a_near_name_is_said(world: World) -> None:
         assert repr(right) in str(refused.value) and refused.value.nearest is None
 
 
+def test_what_the_parser_lacks_is_not_called_wrong(world: World) -> None:
+    """DuckDB reads a test in ROLLUP, and sqlglot its alias alone."""
+    keys = "SELECT age > 30 AS old, COUNT(*) FROM visits GROUP BY ROLLUP"
+    with pytest.raises(SqlRefused, match="cannot read this .* or write it otherwise"):
+        world.ask(f"EXPLAIN {keys} (age > 30)", epsilon=1)
+    assert world.ask(f"EXPLAIN {keys} (old)", epsilon=1).columns
+    assert world.truth(f"{keys} (age > 30)")
+
+
 @pytest.mark.parametrize(
     "text",
     [

@@ -40,6 +40,8 @@ AFTER_NOISE = [
     "WITH u AS (SELECT city AS k, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city UNION ALL SELECT 'old', COUNT(*) FROM visits WHERE age > 40) SELECT SUM(n), MIN(k) FROM u",
     "SELECT COUNT(*), COUNT(*) FILTER (WHERE o IN (TRUE)) FROM (SELECT city = 'Rome' AS o, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY 1) WHERE n NOT IN (-1, 0)",
     "SELECT upper(city), n FROM (SELECT city, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city ORDER BY n LIMIT 1) AS t",
+    "SELECT (SELECT COUNT(*) FROM visits WHERE age > 20) / (SELECT COUNT(*) FROM visits) AS share, 7 AS seven",
+    "WITH t AS (SELECT city, COUNT(*) AS n FROM visits WHERE city IN ('Oslo', 'Rome') GROUP BY city) SELECT (SELECT MAX(n) FROM t) - (SELECT (SELECT MIN(n) FROM t)) AS apart",
 ]
 
 

@@ -172,7 +172,7 @@ class _QueryReader:
     def _read_select(self, parsed: Any, scope: Scope, nested: int, must_release: bool) -> Any:
         source = parsed.args.get("from_")
         if source is None:
-            if nested == 0 or next(parsed.find_all(exp.AggFunc), None) is not None:
+            if _has_aggregate(parsed):
                 raise Refusal("declared-table", "FROM is missing; name a declared table", parsed)
             self._read_released(parsed, [], scope, nested)
             return parsed

@@ -34,6 +34,8 @@ OPTIONS = (
     *("epsilon", "delta", "error", "rows", "scope", "blocks", "revision", "name", "min_units"),
     *("noise", "groups", "rows_per_group", "rows_per_unit", "bounds", "dialect"),
 )
+#: sqlglot reads less than DuckDB does.
+_UNREADABLE = "the parser cannot read this as DuckDB's SQL"
 #: What a comment with options begins with.
 _MARK = re.compile(r"\s*dp\s*:", re.IGNORECASE)
 
@@ -158,11 +160,12 @@ class SourceText:
         except SqlglotError as error:
             positions = getattr(error, "errors", None) or [{}]
             start = self._offset(positions[0].get("line"), positions[0].get("col"))
-            what = "this is not SQL as DuckDB has it; correct it here"
-            problem = Refusal("syntax", what, start=start)
+            problem = Refusal(
+                "syntax", f"{_UNREADABLE}; correct it here, or write it otherwise", start=start
+            )
         # Some of sqlglot's builders look blindly at arguments.
         except (LookupError, AttributeError, TypeError, ValueError):
-            problem = Refusal("syntax", "this is not SQL as DuckDB has it")
+            problem = Refusal("syntax", _UNREADABLE)
         if problem is not None:
             problem.start = problem.start or 0
             raise problem
