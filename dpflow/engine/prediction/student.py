@@ -33,6 +33,7 @@ from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.mlflow_models import (
     is_server,
     keep_model,
+    list_versions,
     open_registry,
     registry_in_reach,
 )
@@ -255,7 +256,7 @@ def _register_version(student: Student, file: Path, tags: Mapping[str, str]) -> 
     model, uri = str(student.model), str(student.tracking_uri)
     client = open_registry(model, uri)
     # A retry finds the version that it made before.
-    for version in client.search_model_versions(f"name = '{model}'"):
+    for version in list_versions(client, model):
         if version.tags.get("dpflow.student") == tags["dpflow.student"]:
             return str(version.version)
     run_id, source = None, file.parent.as_uri()

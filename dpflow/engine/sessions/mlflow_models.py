@@ -138,11 +138,26 @@ def open_registry(model: str, tracking_uri: str) -> Any:
     """
     client = open_client(tracking_uri)
     with registry_in_reach():
-        if not client.search_registered_models(filter_string=f"name = '{model}'"):
+        if not client.search_registered_models(filter_string=_write_filter(model)):
             client.create_registered_model(model)
         if is_server(tracking_uri):
             _require_store(_find_experiment(client).artifact_location, tracking_uri)
     return client
+
+
+def list_versions(client: Any, model: str) -> Any:
+    """The versions of a registered model."""
+    return client.search_model_versions(_write_filter(model))
+
+
+def _write_filter(model: str) -> str:
+    """What MLflow finds a registered model by. Raises `InvalidInput` for a name that it cannot be asked for."""
+    if "'" in model and '"' in model:
+        raise InvalidInput(
+            f"MLflow cannot look for registered model {model}: its name has both kinds of quotation marks; give it another name"
+        )
+    quote = '"' if "'" in model else "'"
+    return f"name = {quote}{model}{quote}"
 
 
 def keep_model(client: Any, name: str, path: Path | None) -> tuple[str, str]:

@@ -18,6 +18,7 @@ from dpflow.engine.sessions.mlflow_models import (
     find_model,
     is_server,
     keep_model,
+    list_versions,
     open_client,
     open_registry,
     registry_in_reach,
@@ -233,7 +234,7 @@ class Promoter:
         return next((v for v in self._list_versions() if v.source == submission.model), None)
 
     def _list_versions(self) -> Any:
-        return self._client.search_model_versions(f"name = '{self.model}'")
+        return list_versions(self._client, self.model)
 
     def _find_version(self, digest: str) -> Any:
         """The model version that this or another alias got for a candidate, or None."""

@@ -128,22 +128,23 @@ def test_the_alias_goes_to_the_submitted_version_with_tags_of_one_verdict(
 @pytest.mark.parametrize("kept", ["registry", "file"])
 def test_a_champion_is_kept_by_its_version(tiny: Tiny, registry: str, kept: str) -> None:
     """An alias for candidates moves on; the champion is compared with the next one all the same."""
-    client, alias = mlflow.MlflowClient(), "models:/late@candidate"
-    named = {"serialization_format": "skops", "registered_model_name": "late"}
+    name = "Ann's model"
+    client, alias = mlflow.MlflowClient(), f"models:/{name}@candidate"
+    named = {"serialization_format": "skops", "registered_model_name": name}
     log(LogisticRegression(), **named)
-    client.set_registered_model_alias("late", "candidate", "1")
-    promoter: Any = Promoter("late", "champion", registry)
+    client.set_registered_model_alias(name, "candidate", "1")
+    promoter: Any = Promoter(name, "champion", registry)
     if kept == "file":
         promoter = ChampionFile(tiny.folder / "champion.json")
     shared = {"label": "sick", "features": ["a"], "tracking_uri": registry}
     gate = ModelGate(open_gate(tiny), promoter, shared)
     assert gate.submit(alias, "0.98")["outcome"] == "promoted"
-    assert json.loads(promoter.find_champion().submission)["model"] == "models:/late/1"
+    assert json.loads(promoter.find_champion().submission)["model"] == f"models:/{name}/1"
     log(LogisticRegression(C=0.5), **named)
-    client.set_registered_model_alias("late", "candidate", "2")
+    client.set_registered_model_alias(name, "candidate", "2")
     verdict = gate.submit(alias, "0.98")
     assert verdict["promotion"] == "not better than version 1"
-    assert client.get_model_version("late", "2").tags["dpflow.verdict"] == verdict["verdict"]
+    assert client.get_model_version(name, "2").tags["dpflow.verdict"] == verdict["verdict"]
 
 
 def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
@@ -157,6 +158,8 @@ def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
     for uri in ("models:/late", "models:/late/latest", "models:/m-7", "runs:/1", "late"):
         with pytest.raises(InvalidInput, match="is no model; write models:/name/version"):
             find_file(uri, registry, tmp_path)
+    with pytest.raises(InvalidInput, match="both kinds of quotation marks"):
+        Promoter("Ann's \"best\"", "champion", registry)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(NotPublished):
         find_file("models:/late/7", "http://127.0.0.1:9", tmp_path)
