@@ -427,3 +427,33 @@ def test_the_predicate_reads_every_type_of_number(tmp_path: Path, kind: str, ste
         ).fetchall()
     assert [value for (value,) in values] == np.repeat(found.values, found.counts).tolist()
     assert len(values) == rows > 1
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "params"),
+    [
+        ("sanitize_points", {"k": 999, "alpha": "1/1000000"}),
+        ("sanitize_points", {"alpha": "1/100000", "method": "san-points", "delta": "1e-6"}),
+        (
+            "sanitize_union",
+            {"alpha": "1/100000", "parts": [{"rules": "points"}, {"rules": "thresholds"}]},
+        ),
+        ("sanitize_blocks", {"rules": "points", "shards": 10_000, "alpha": "1/10"}),
+        ("sanitize_labelled", {"rules": "points", "label": "y", "alpha": "1/100000"}),
+    ],
+)
+def test_rounds_that_would_not_end_are_refused_before_the_charge(
+    mechanism: str, params: dict[str, Any]
+) -> None:
+    """Two billion rounds were planned, and would have been charged and never answered."""
+    columns = {"x": {"lower": 0, "upper": 9}, "y": {"lower": 0, "upper": 1}}
+    table = Table(
+        name="t",
+        database=Path("t.duckdb"),
+        privacy_unit={"column": "id"},
+        contribution_bounds={"rows": 1},
+        columns=columns,
+    )
+    asked = {"column": "x", "epsilon": "100", "rows": 10**9} | params
+    with pytest.raises(PlanRefused, match="rounds, each of which looks at all values"):
+        dpflow.plan(mechanism, table, name="a", scope="all", registry=REGISTRY, **asked)

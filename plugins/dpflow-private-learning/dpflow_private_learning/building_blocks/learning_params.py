@@ -49,6 +49,9 @@ Share = Annotated[Exact, AfterValidator(_check_share)]
 #: that really guarantees.
 Selection = Literal["repaired", "literal"]
 
+#: Most rounds of peeling, which take minutes on a million different values.
+MOST_ROUNDS = 20_000
+
 #: The declared, public number of rows.
 Rows = Annotated[int, Field(ge=1, le=10**15)]
 
@@ -128,6 +131,16 @@ def need_scale(scale: Fraction) -> Fraction:
     if scale > MAX_SCALE:
         raise PlanRefused("epsilon needs noise of more than 2^50 rows; take a larger epsilon")
     return scale
+
+
+def need_rounds(rounds: int) -> int:
+    """A number of rounds that a draw can make."""
+    if rounds > MOST_ROUNDS:
+        raise PlanRefused(
+            f"alpha needs {rounds} rounds, each of which looks at all values, and a release makes at most {MOST_ROUNDS}; take a "
+            f"larger alpha, or fewer of what shares it"
+        )
+    return rounds
 
 
 def run_event(epsilon: Fraction, delta: Fraction, exponential: bool = False) -> Event:

@@ -81,7 +81,10 @@ class SanitizeBlocks(Counted[SanitizeBlocksParams]):
         check_name(table, params.column)
         end = common.domain(table, params.column)[2]
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
-        common.need_scale(4 * count_rounds(params.rules, params.alpha, end) / epsilon)
+        rounds = count_rounds(params.rules, params.alpha, end)
+        common.need_scale(4 * rounds / epsilon)
+        # Of peeling; a level of the tree looks at its block once.
+        common.need_rounds(rounds * params.shards if params.rules == "points" else rounds)
         return epsilon
 
     def event_at_rows(self, params: SanitizeBlocksParams, table: Table) -> Event:

@@ -167,7 +167,8 @@ class Labelled(common.ReadsLabels):
         epsilon, _ = common.per_row(params.epsilon, Fraction(0), table)
         part = epsilon / (2 * common.moves(table))
         # Refused in the plan, so that no draw fails after the charge.
-        common.need_scale(4 * count_rounds(params.rules, params.alpha / 9, end) / part)
+        rounds = common.need_rounds(count_rounds(params.rules, params.alpha / 9, end))
+        common.need_scale(4 * rounds / part)
         return part
 
     def promise(self, params: SanitizeLabelledParams, table: Table) -> ErrorPromise:

@@ -102,7 +102,7 @@ def plan_rounds(
     rows.
     """
     share = alpha / k
-    count = math.ceil(2 / share)
+    count = common.need_rounds(math.ceil(2 / share))
     # Two calls a round: one chooses a value, one counts it.
     round_epsilon = epsilon / (2 * count)
     peeling = peeling_rows(size, share, beta, epsilon)

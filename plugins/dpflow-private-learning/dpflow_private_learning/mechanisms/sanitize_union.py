@@ -95,10 +95,9 @@ class SanitizeUnion(common.ReadsValues, Counted[SanitizeUnionParams]):
                     f"part {number} has more than {WIDEST} values; take single points there"
                 )
             ranges.append((first, last))
-        epsilon = self._part_epsilon(params, table)
-        common.need_scale(
-            max(level_scale(end, epsilon, 2), 4 * math.ceil(2 / params.alpha) / epsilon)
-        )
+        epsilon, rounds = self._part_epsilon(params, table), math.ceil(2 / params.alpha)
+        common.need_scale(max(level_scale(end, epsilon, 2), 4 * rounds / epsilon))
+        common.need_rounds(rounds * sum(part.rules == "points" for part in params.parts))
         return ranges
 
     def _part_epsilon(self, params: SanitizeUnionParams, table: Table) -> Fraction:
