@@ -159,7 +159,7 @@ def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
         with pytest.raises(InvalidInput, match="is no model; write models:/name/version"):
             find_file(uri, registry, tmp_path)
     with pytest.raises(InvalidInput, match="both kinds of quotation marks"):
-        Promoter("Ann's \"best\"", "champion", registry)
+        Promoter('Ann\'s "best"', "champion", registry)
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(NotPublished):
         find_file("models:/late/7", "http://127.0.0.1:9", tmp_path)
