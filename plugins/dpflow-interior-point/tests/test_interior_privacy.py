@@ -5,11 +5,13 @@ that break the claim.
 from __future__ import annotations
 
 import math
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from functools import cache
 from itertools import permutations, product
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -18,8 +20,6 @@ import pytest
 from declared_tables import with_rows
 from dpflow_interior_point.building_blocks import column_scale, interior_cell, stable_bins
 from dpflow_interior_point.building_blocks.column_scale import (
-    Scale,
-    choose_class,
     count_classes,
     estimate_scale,
     least_pairs,
@@ -34,6 +34,9 @@ from dpflow_interior_point.mechanisms.interior_point import (
     Method,
 )
 
+sys.path.insert(0, str(Path(__file__).parent))
+from interior_laws import Law, class_law, every_cell, noisy_scale  # noqa: E402
+
 from dpflow.core.contract.requests import BinCounts, CellGrid
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.testing import exact_divergence
@@ -42,15 +45,13 @@ from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.examples import EXAMPLE_TABLE
 from dpflow.testing.harness import StreamSource
 
-Law = dict[Any, float]
-
 
 @pytest.fixture(autouse=True)
 def reach(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of direct neighbours only, or as a test says: with less noise there is less to
     enumerate.
     """
-    scales.cache_clear()
+    noisy_scale.cache_clear()
     points.cache_clear()
     set_reach(monkeypatch, getattr(request, "param", 1))
 
@@ -84,50 +85,21 @@ def whole(method: Method, values: tuple[float, ...], sizes: dict[int, float]) ->
         trim = int(method.trim_share * size)
         threshold = least_pairs(method.share, size - 2 * trim)
         slice_ = middle_slice(np.array(values), trim)
-        for seen, mass in first(method, slice_, threshold).items():
+        # The law of the scale: over circles, then over noise.
+        scale_law: Law = defaultdict(float)
+        for counted, chance in class_law(slice_).items():
+            for seen, mass in noisy_scale(counted, method.pairs, threshold, method.rule).items():
+                scale_law[seen] += chance * mass
+        for seen, mass in scale_law.items():
             if seen.exponent is None and not (method.atoms and seen.ties):
                 found[seen, interior_cell.NO_SCALE] += weight * mass
                 continue
-            for point, chance in second(method, column, seen, trim).items():
+            exponent = None if method.atoms and seen.mostly_ties else seen.exponent
+            cells = column.count_cells({0: CellGrid(exponent, trim)})[0]
+            law = points(method, exponent, tuple(cells.keys.tolist()), tuple(cells.counts.tolist()))
+            for point, chance in law.items():
                 found[seen, point] += weight * mass * chance
     return found
-
-
-def first(method: Method, values: Any, threshold: int) -> Law:
-    """The law of the scale: over circles, then over noise."""
-    found: Law = defaultdict(float)
-    for counted, weight in class_counts(values).items():
-        for seen, mass in scales(method, threshold, counted).items():
-            found[seen] += weight * mass
-    return found
-
-
-def class_counts(values: Any) -> Law:
-    """The law of the numbers of pairs by class, over circles."""
-
-    def counted(source: Any) -> Any:
-        exponents, counts = count_classes(pair_differences(np.asarray(values), source))
-        return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
-
-    return enumerate_outputs(counted)
-
-
-@cache
-def scales(method: Method, threshold: int, counted: tuple[tuple[int, int], ...]) -> Law:
-    """The law of the scale over noise alone, enumerated once for all circles and tables that lead
-    to the same counts.
-    """
-    exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
-    return enumerate_outputs(
-        lambda s: choose_class(exponents, counts, method.pairs, threshold, method.rule, s)
-    )
-
-
-def second(method: Method, column: ArrayColumn, seen: Scale, trim: int) -> Law:
-    """The law of the point, given what the first stage showed."""
-    exponent = None if method.atoms and seen.mostly_ties else seen.exponent
-    cells = column.count_cells({0: CellGrid(exponent, trim)})[0]
-    return points(method, exponent, tuple(cells.keys.tolist()), tuple(cells.counts.tolist()))
 
 
 @cache
@@ -288,14 +260,6 @@ def sorted_pairs(values: Any, source: Any) -> Any:
     return np.abs(np.diff(ordered)[::2])
 
 
-def shown_from_one(
-    names: Any, counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any
-) -> Any:
-    """No threshold: every bin that has rows shows."""
-    places = np.flatnonzero(counts)
-    return places, noise.add_noise(counts[places], source)
-
-
 def shown_divergence(
     noise: TruncatedNoiseLaw, tables: Iterable[tuple[float, ...]], epsilon: Fraction
 ) -> float:
@@ -385,8 +349,8 @@ def test_a_missing_threshold_is_caught() -> None:
     """A bin of one row shows itself."""
     method = method_for(PARAMS | {"atoms": False}, PUBLIC)
     with (
-        mock.patch.object(interior_cell, "select_bins", shown_from_one),
-        mock.patch.object(column_scale, "select_bins", shown_from_one),
+        mock.patch.object(interior_cell, "select_bins", every_cell),
+        mock.patch.object(column_scale, "select_bins", every_cell),
     ):
         assert worst(method, [((0.0, 0.0, 1.0, 1.0), (0.0, 0.0, 1.0, 60.0))], Fraction(8)) > 0.3
 
@@ -494,7 +458,7 @@ def test_class_counts_of_neighbours_are_near() -> None:
     """
     values = (0.0, 1.0, 3.5, 9.0)
     for more in (0.5, 20.0, 9.0):
-        a, b = class_counts(values), class_counts((*values, more))
+        a, b = class_law(values), class_law((*values, more))
         near = {
             x: [
                 y

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from collections import defaultdict
 from fractions import Fraction
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -17,11 +19,8 @@ import pytest
 from declared_tables import declare_table
 from dpflow_interior_point.building_blocks import column_scale, stable_bins
 from dpflow_interior_point.building_blocks.column_scale import (
-    choose_class,
     count_classes,
-    pair_differences,
 )
-from dpflow_interior_point.building_blocks.truncated_noise import TruncatedNoiseLaw
 from dpflow_interior_point.mechanisms import seeded_median
 from dpflow_interior_point.mechanisms.seeded_median import (
     SeededMedian,
@@ -29,6 +28,9 @@ from dpflow_interior_point.mechanisms.seeded_median import (
     median_in,
     rows_for_window,
 )
+
+sys.path.insert(0, str(Path(__file__).parent))
+from interior_laws import Law, class_law, every_cell, noisy_scale  # noqa: E402
 
 from dpflow.core.contract.declaration import Table
 from dpflow.core.contract.mechanism import Mechanism
@@ -41,7 +43,6 @@ from dpflow.testing.column_in_memory import ArrayColumn
 from dpflow.testing.enumeration import enumerate_outputs
 from dpflow.testing.harness import StreamSource
 
-Law = dict[Any, float]
 PARAMS = SeededMedian.Params.model_validate({"column": "v", "epsilon": 12, "delta": "0.3"})
 REPLACED = declare_table({"v": {}}, neighbours="replace")
 VALUES = (-1.5, 0.0, 1.0, 6.0, 60.0)
@@ -52,7 +53,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of direct neighbours, classes of two octaves, cells of a class's least width, windows
     of eight points: little to enumerate.
     """
-    chosen.cache_clear()
+    noisy_scale.cache_clear()
     monkeypatch.setattr(column_scale, "REACH", 1)
     monkeypatch.setattr(column_scale, "PARTNERS", 2)
     for name, value in {"OCTAVES": 2, "WIDE": 0, "FINE": 1}.items():
@@ -65,8 +66,8 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
     pairs, cells, rate = mechanism.plan_noise(PARAMS, declared)
     found: Law = defaultdict(float)
     scales: Law = defaultdict(float)
-    for counted, weight in enumerate_outputs(lambda s: class_counts(values, s)).items():
-        for seen, mass in chosen(counted, pairs).items():
+    for counted, weight in class_law(values, SeededMedian.OCTAVES).items():
+        for seen, mass in noisy_scale(counted, pairs, 0, "argmax").items():
             scales[seen.exponent] += weight * mass
     for exponent, mass in scales.items():
         if exponent is None:
@@ -87,22 +88,6 @@ def whole(values: tuple[float, ...], declared: Table, shares: Any = None) -> Law
                 # a stronger claim.
                 found[exponent, window, value] += mass * chance * last
     return found
-
-
-def class_counts(values: tuple[float, ...], source: Any) -> Any:
-    exponents, counts = count_classes(
-        pair_differences(np.array(values), source), SeededMedian.OCTAVES
-    )
-    return tuple(zip(exponents.tolist(), counts.tolist(), strict=True))
-
-
-@cache
-def chosen(counted: tuple[tuple[int, int], ...], noise: TruncatedNoiseLaw) -> Law:
-    """The law of the scale over noise alone, enumerated once for all circles and tables that lead
-    to the same counts.
-    """
-    exponents, counts = np.array(counted, dtype=np.int64).reshape(-1, 2).T
-    return enumerate_outputs(lambda s: choose_class(exponents, counts, noise, 0, "argmax", s))
 
 
 def neighbours(count: int, n: int) -> list[tuple[tuple[float, ...], tuple[float, ...], str]]:
@@ -129,18 +114,10 @@ def test_the_whole_keeps_its_guarantee(count: int, n: int) -> None:
         assert exact_divergence.divergence(a, b, Fraction(12)) <= 0.3
 
 
-def every_cell(
-    names: Any, counts: Any, noise: TruncatedNoiseLaw, threshold: int, source: Any
-) -> Any:
-    """No threshold: a cell of one row shows itself."""
-    places = np.flatnonzero(counts)
-    return places, noise.add_noise(counts[places], source)
-
-
 @pytest.mark.usefixtures("tiny")
 def test_a_missing_threshold_is_caught() -> None:
     """In the first round by the whole law; in the second a lone row would make the window."""
-    chosen.cache_clear()
+    noisy_scale.cache_clear()
     with mock.patch.object(column_scale, "select_bins", every_cell):
         a, b = (whole((0.0, 0.0, 1.0, x), REPLACED) for x in (1.0, 60.0))
         assert (

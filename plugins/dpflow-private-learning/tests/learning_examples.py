@@ -14,18 +14,15 @@ from dpflow_private_learning.theory.audit_examples import DECLARED
 from dpflow.core.contract.columns import Column
 from dpflow.testing.examples import Example, read_examples
 
-__all__ = ["DECLARED", "EXAMPLES", "at_rows", "example", "with_public_features", "learn_a_box"]
+__all__ = ["DECLARED", "EXAMPLES", "PUBLIC_FEATURES", "at_rows", "example", "learn_a_box"]
 EXAMPLES = {name: read_examples(given) for name, given in audit_examples.EXAMPLES.items()}
+#: A table whose features are public.
+PUBLIC_FEATURES = read_examples([audit_examples.with_public_features({}, 1)])[0].table
 
 
 def example(params: dict[str, Any], relation: str = "add-remove", rows: int = 1) -> Example:
     """The parameters on one relation, with units of at most so many rows."""
     return read_examples([audit_examples.example(params, relation, rows)])[0]
-
-
-def with_public_features(params: dict[str, Any], rows: int = 1) -> Example:
-    """The parameters on a table whose features are public."""
-    return read_examples([audit_examples.with_public_features(params, rows)])[0]
 
 
 def at_rows(mechanism: Any) -> Any:

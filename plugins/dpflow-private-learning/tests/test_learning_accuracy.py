@@ -52,9 +52,9 @@ sys.path.insert(0, str(Path(__file__).parent))
 from learning_examples import (  # noqa: E402
     DECLARED,
     EXAMPLES,
+    PUBLIC_FEATURES,
     at_rows,
     example,
-    with_public_features,
 )
 
 WIDE = Table.model_validate(
@@ -322,7 +322,7 @@ def test_only_labels_behind_the_sample_are_read(
     from dpflow_private_learning.mechanisms import learn_label_private
 
     monkeypatch.setattr(learn_label_private, "label_private_sample", lambda *_: 2)
-    learner, table = at_rows(LearnLabelPrivate()), with_public_features({}).table
+    learner, table = at_rows(LearnLabelPrivate()), PUBLIC_FEATURES
     given = {"columns": ["few"], "label": "late", "epsilon": "1", "rows": 5}
     for rules in ("thresholds", "points"):
         params, _ = plan_mechanism(learner, table, given | {"rules": rules})
@@ -405,7 +405,7 @@ def test_label_privacy_is_refused_where_it_would_not_hold() -> None:
     """Private features, rows that a missing label takes away, conditions, too few rows; public
     columns under add-remove.
     """
-    learner, table = LearnLabelPrivate(), with_public_features({}).table
+    learner, table = LearnLabelPrivate(), PUBLIC_FEATURES
     given = {"columns": ["amount"], "label": "late", "epsilon": "1", "rows": 9000}
     with pytest.raises(PlanRefused, match="not declared public"):
         plan_mechanism(learner, example({}, "replace").table, given | {"label": "kind"})

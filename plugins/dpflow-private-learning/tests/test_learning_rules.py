@@ -6,7 +6,6 @@ import math
 import random
 import sys
 import warnings
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from types import SimpleNamespace
@@ -46,9 +45,16 @@ COLUMNS = {
 }
 
 
-def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
+@pytest.mark.parametrize(
+    "found",
+    [EmptyRule(), RectangleRule((-3, 1, -7), (9, 3, 20)), RectangleRule((1, 0, 0), (0, 0, 0))],
+)
+def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
+    """The stored document predicts the same in Python and as SQL: outside the bounds, between steps,
+    NULL, NaN, infinities.
+    """
     rng = random.Random(9)
-    odd = [
+    special = [
         None,
         math.nan,
         math.inf,
@@ -60,23 +66,14 @@ def table_of_values() -> Iterator[tuple[Any, Any, Any]]:
         1e300,
         0.49999999999999994,
     ]
-    for _ in range(400):
-        yield (
+    rows = [
+        (
             rng.choice([None, *range(-20, 40)]),
-            rng.choice([*odd, rng.random()]),
-            rng.choice([*odd, rng.uniform(-99, 99)]),
+            rng.choice([*special, rng.random()]),
+            rng.choice([*special, rng.uniform(-99, 99)]),
         )
-
-
-@pytest.mark.parametrize(
-    "found",
-    [EmptyRule(), RectangleRule((-3, 1, -7), (9, 3, 20)), RectangleRule((1, 0, 0), (0, 0, 0))],
-)
-def test_predicate_and_classifier_agree_on_duckdb(found: Rule) -> None:
-    """The stored document predicts the same in Python and as SQL: outside the bounds, between steps,
-    NULL, NaN, infinities.
-    """
-    rows = list(table_of_values())
+        for _ in range(400)
+    ]
     frame = pd.DataFrame(rows, columns=["a", "b c", "d"])
     document = describe_rule(found, COLUMNS)
     model = PrivateClassifier.from_document(document)

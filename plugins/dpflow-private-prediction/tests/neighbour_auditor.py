@@ -49,7 +49,11 @@ def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
     """
     # Without delta the worst set is a single answer, so no search is needed.
     if delta == 0:
-        return max((_privacy_loss(p.get(x, 0.0), q.get(x, 0.0)) for x in {*p, *q}), default=0.0)
+        pairs = [(p.get(x, 0.0), q.get(x, 0.0)) for x in {*p, *q}]
+        apart = [(a, b) for a, b in pairs if a != b]
+        if any(a <= 0 or b <= 0 for a, b in apart):
+            return math.inf
+        return max((abs(math.log(a) - math.log(b)) for a, b in apart), default=0.0)
 
     def excess(epsilon: float) -> float:
         sides = ((p, q), (q, p))
@@ -69,12 +73,6 @@ def max_divergence(p: Law, q: Law, delta: float = 0.0) -> float:
         middle = (low + high) / 2
         low, high = (middle, high) if excess(middle) > delta else (low, middle)
     return high
-
-
-def _privacy_loss(a: float, b: float) -> float:
-    if a == b:
-        return 0.0
-    return abs(math.log(a) - math.log(b)) if a > 0 and b > 0 else math.inf
 
 
 def list_neighbours(

@@ -42,14 +42,8 @@ from dpflow.testing.harness import StreamSource  # noqa: E402
 from dpflow.testing.scripted_sources import ScriptedSource  # noqa: E402
 
 SHARDED = {"features": ["x"], "label": "y", "epsilon": "1", "shards": 3, "predictions": 10}
-
-
-def average(**changes: Any) -> AverageParams:
-    return AverageParams.model_validate(SHARDED | {"learner": "DecisionTreeClassifier"} | changes)
-
-
-def value(**changes: Any) -> ValueParams:
-    return ValueParams.model_validate(SHARDED | {"learner": "DecisionTreeRegressor"} | changes)
+AVERAGED = SHARDED | {"learner": "DecisionTreeClassifier"}
+VALUED = SHARDED | {"learner": "DecisionTreeRegressor"}
 
 
 def line(**changes: Any) -> LinearParams:
@@ -148,7 +142,7 @@ class Fixed(Shards):
 @pytest.mark.parametrize("answer", ["label", "share"])
 def test_average_keeps_epsilon_for_every_count(answer: str) -> None:
     """The law of the mechanism's own answer to each number of votes, both forms of it."""
-    asked, point = average(answer=answer), np.array([[0]])
+    asked, point = AverageParams.model_validate(AVERAGED | {"answer": answer}), np.array([[0]])
     laws = [
         enumerate_outputs(
             lambda s, n=n: PredictAverage().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13
@@ -164,7 +158,9 @@ def test_one_unit_moves_one_vote_of_an_average(relation: Any) -> None:
     """Learners included, retrained on every neighbour."""
 
     def ones(rows: tuple[Any, ...], point: Any) -> float:
-        learned = PredictAverage().learn(average(), TABLE, records(rows), StreamSource(5))
+        learned = PredictAverage().learn(
+            AverageParams.model_validate(AVERAGED), TABLE, records(rows), StreamSource(5)
+        )
         return float(learned.votes(np.array([[point / 2 - 1]]), 2)[0, 1])
 
     assert largest_move(ones, tables(5, 3), ALTERNATIVES, POINTS) == 1
@@ -176,7 +172,7 @@ def test_one_unit_moves_one_vote_of_an_average(relation: Any) -> None:
 def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
     """|E[error] - mean error of the models| <= 1/(r epsilon), exactly, for every count."""
     for kind in ("laplace", "gaussian"):
-        asked = average(shards=20, noise=kind)
+        asked = AverageParams.model_validate(AVERAGED | {"shards": 20, "noise": kind})
         for ones in range(21):
             law = enumerate_outputs(
                 lambda source: int(noisy_count(np.array([ones]), asked, source)[0]), tail=1e-13
@@ -188,7 +184,8 @@ def test_an_average_is_as_wrong_as_its_models_and_their_noise() -> None:
 def test_average_needs_two_labels() -> None:
     """And says what to use instead."""
     with pytest.raises(InvalidInput, match="predict_vote"):
-        PredictAverage().event(average(label="x", features=["y"]), TABLE)
+        other = AverageParams.model_validate(AVERAGED | {"label": "x", "features": ["y"]})
+        PredictAverage().event(other, TABLE)
 
 
 # --- value -------------------------------------------------------------------------------------------------------------
@@ -198,7 +195,7 @@ def test_value_keeps_epsilon_for_every_sum() -> None:
     """Bounds 0 and 1, three models: one unit moves the sum by one, epsilon is used up and not
     exceeded.
     """
-    asked, point = value(), np.array([[0]])
+    asked, point = ValueParams.model_validate(VALUED), np.array([[0]])
     laws = [
         enumerate_outputs(
             lambda s, n=n: PredictValue().predict(asked, TABLE, Fixed(n), point, s)[0], tail=1e-13
@@ -218,7 +215,7 @@ def test_the_average_is_stable_and_the_median_is_not() -> None:
     """Lemma 4.6: one row moves the mean of three models by at most 1/3 of the range; their median
     by all of it.
     """
-    asked = value(label="x", features=["y"])
+    asked = ValueParams.model_validate(VALUED | {"label": "x", "features": ["y"]})
 
     def models(rows: tuple[Any, ...], point: Any) -> Any:
         made = PredictValue().learn(asked, TABLE, records(rows), StreamSource(5))
@@ -245,7 +242,8 @@ def test_value_follows_its_claim_and_its_label() -> None:
     """
     steps = TABLE.columns["x"].model_copy(update={"step": Fraction(1, 10)})
     fine = TABLE.model_copy(update={"columns": TABLE.columns | {"x": steps}})
-    asked = value(label="x", features=["y"], epsilon="1000000", learner="LinearRegression")
+    changes = {"label": "x", "features": ["y"], "epsilon": "1000000", "learner": "LinearRegression"}
+    asked = ValueParams.model_validate(VALUED | changes)
     assert PredictValue().event(asked, fine) == Repeated(
         DiscreteLaplace(Fraction(40, 10**6), 40), 10
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import skops.io
 import yaml
 from typer.testing import CliRunner
 
@@ -46,12 +47,6 @@ def doors(
     return made
 
 
-def load(file: Path) -> Any:
-    import skops.io
-
-    return skops.io.loads(file.read_bytes())
-
-
 @pytest.mark.usefixtures("written")
 def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     """With its epsilon in the tags; a retry spends nothing and finds the same file and version; the
@@ -78,7 +73,7 @@ def test_the_operator_registers_a_student_once(doors: Doors) -> None:
     assert file == Path(first["student"]["file"])
     assert [*file.parent.parent.iterdir()] == [file.parent]
     corners = np.array([[0.02, 0.02, "Oslo"], [0.98, 0.98, "Rome"]], dtype=object)
-    assert load(file).predict(corners).tolist() == ["no", "yes"]
+    assert skops.io.loads(file.read_bytes()).predict(corners).tolist() == ["no", "yes"]
 
 
 @pytest.mark.usefixtures("written")
@@ -171,7 +166,11 @@ def test_a_student_learns_more_from_more_points(tmp_path: Path) -> None:
             answers[:number],
             Student(folder=doors.folder / "s"),
         )
-        right[number] = float(((load(Path(taught["file"])).predict(exam) == "yes") == truth).mean())
+        right[number] = float(
+            (
+                (skops.io.loads(Path(taught["file"]).read_bytes()).predict(exam) == "yes") == truth
+            ).mean()
+        )
     assert right[1000] > 0.85 and right[1000] >= right[8]
 
 

@@ -50,24 +50,20 @@ def params(**changes: Any) -> VoteParams:
     return VoteParams.model_validate(given | changes)
 
 
-def drawn(ones: int, shards: int, epsilon: str) -> dict[int, float]:
-    """The law of the mechanism's own draw from a count of votes."""
-    asked, votes = params(shards=shards, epsilon=epsilon), np.array([[shards - ones, ones]])
-    return enumerate_outputs(lambda source: int(vote.soft_majority(votes, asked, source)[0]))
-
-
 @pytest.mark.parametrize("epsilon", ["0.1", "1", "3"])
 def test_one_vote_moves_the_answer_by_epsilon(epsilon: str) -> None:
     """All counts of up to 24 shards, and no less than epsilon is used once shards abound."""
     worst = 0.0
     for shards in (1, 2, 3, 4, 7, 12, 24):
-        laws = [drawn(ones, shards, epsilon) for ones in range(shards + 1)]
+        asked = params(shards=shards, epsilon=epsilon)
+        laws = [_law((shards - ones, ones), asked) for ones in range(shards + 1)]
         found = max(max_divergence(a, b) for a, b in zip(laws, laws[1:]))
         assert found <= float(epsilon) * (1 + 1e-12)
         worst = max(worst, found)
         if shards >= 24 and epsilon == "1":
             assert found > 0.9999
-    doubled = [drawn(ones, 24, str(2 * Fraction(epsilon))) for ones in range(25)]
+    asked = params(shards=24, epsilon=str(2 * Fraction(epsilon)))
+    doubled = [_law((24 - ones, ones), asked) for ones in range(25)]
     assert max(max_divergence(a, b) for a, b in zip(doubled, doubled[1:])) > 1.5 * float(epsilon)
 
 
@@ -76,15 +72,17 @@ def test_one_vote_moves_the_answer_by_epsilon(epsilon: str) -> None:
 def test_one_vote_of_any_number_of_shards(epsilon: str) -> None:
     """Every number of up to 24 shards, and two larger ones."""
     for shards in (*range(1, 25), 40, 60):
-        laws = [drawn(ones, shards, epsilon) for ones in range(shards + 1)]
+        asked = params(shards=shards, epsilon=epsilon)
+        laws = [_law((shards - ones, ones), asked) for ones in range(shards + 1)]
         moves = [max_divergence(a, b) for a, b in zip(laws, laws[1:])]
         assert max(moves) <= float(epsilon) * (1 + 1e-12)
 
 
 def test_the_specification_s_probabilities() -> None:
     """23 shards at epsilon 1: a unanimous vote, and 16 of 23."""
-    assert drawn(23, 23, "1")[1] == pytest.approx(0.9999898700, abs=5e-11)
-    assert drawn(16, 23, "1")[1] == pytest.approx(0.9890130574, abs=5e-11)
+    asked = params(shards=23, epsilon="1")
+    assert _law((0, 23), asked)[1] == pytest.approx(0.9999898700, abs=5e-11)
+    assert _law((7, 16), asked)[1] == pytest.approx(0.9890130574, abs=5e-11)
 
 
 def test_more_labels_keep_epsilon_and_the_range() -> None:
@@ -105,6 +103,7 @@ def test_more_labels_keep_epsilon_and_the_range() -> None:
 
 
 def _law(votes: tuple[int, ...], asked: VoteParams) -> dict[int, float]:
+    """The law of the mechanism's own draw from counts of votes."""
     return enumerate_outputs(
         lambda source: int(vote.soft_majority(np.array([votes]), asked, source)[0])
     )

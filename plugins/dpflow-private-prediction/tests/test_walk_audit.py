@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from scipy.special import expit
 
 sys.path.insert(0, str(Path(__file__).parent))
 from dpflow_private_prediction.mechanisms import walk as walking  # noqa: E402
@@ -38,10 +39,6 @@ ADD_REMOVE = TABLE.model_copy(update={"neighbours": "add-remove"})
 def params(**changes: Any) -> WalkParams:
     given = {"features": ["x"], "label": "y", "epsilon": "1", "clip": 2, "predictions": 10}
     return WalkParams.model_validate(given | changes)
-
-
-def sigmoid(a: Any) -> Any:
-    return 1 / (1 + np.exp(-np.asarray(a, float)))
 
 
 def loop(steps: Any, clip: int) -> list[int]:
@@ -111,7 +108,7 @@ def test_a_tie_order_that_rows_decide_is_caught(sharpness: int) -> None:
             tie = (lambda y: y == last) if majority_last else (lambda y: 0)
             ordered = sorted(range(len(rows)), key=lambda i: (rows[i][0], tie(rows[i][1]), i))
             v = [0, *loop([2 * rows[i][1] - 1 for i in ordered if rows[i][0] <= point], 3)][-1]
-            p = float(sigmoid(factor * v / 2))
+            p = float(expit(factor * v / 2))
             return {1: p, 0: 1 - p}
 
         return law
@@ -162,9 +159,7 @@ def test_the_specification_s_walk() -> None:
     """Five rows, T = 2, epsilon 1: the probabilities at five points."""
     made = walk_labels(np.array([1, 2, 3, 4, 5]), np.array([0, 0, 1, 1, 1]), 2, StreamSource(1))
     assert made.values.tolist() == [0, -1, -2, -1, 0, 1]
-    seen = [
-        float(sigmoid(made.values_at(np.array([x]), Highest())[0] / 2)) for x in (0, 2, 3, 5, 9)
-    ]
+    seen = [float(expit(made.values_at(np.array([x]), Highest())[0] / 2)) for x in (0, 2, 3, 5, 9)]
     assert seen == pytest.approx([0.5, 0.268941, 0.377541, 0.622459, 0.622459], abs=1e-6)
 
 
@@ -213,9 +208,7 @@ def test_lemma_5_2_on_random_rows() -> None:
         y = (drift ^ (np.arange(n) * (k + 1) // n % 2 == 1)).astype(np.int64)
         level, eps = 1 + case % 9, (0.1, 0.5, 1.0, 3.0)[case % 4]
         values = clipped_walk(2 * y - 1, level)
-        error = float(
-            np.where(y == 1, sigmoid(-eps * values / 2), sigmoid(eps * values / 2)).mean()
-        )
+        error = float(np.where(y == 1, expit(-eps * values / 2), expit(eps * values / 2)).mean())
         # Fewest errors of a function that starts at 0 and changes at most k times.
         best = np.array([0] + [10**9] * k)
         for label in y:
@@ -236,7 +229,7 @@ def test_ties_need_their_breakers() -> None:
     rates = []
     for seed in range(20):
         made = walk_labels(np.zeros(1000, np.int64), y, 6, StreamSource(seed))
-        p = sigmoid(made.values_at(np.zeros(4000, np.int64), StreamSource(seed + 99)) / 2)
+        p = expit(made.values_at(np.zeros(4000, np.int64), StreamSource(seed + 99)) / 2)
         rates.append(float((0.6 * p + 0.4 * (1 - p)).mean()))
     assert np.mean(rates) == pytest.approx(0.432, abs=0.012) and np.mean(rates) < bound
     untied = Walk(
@@ -244,7 +237,7 @@ def test_ties_need_their_breakers() -> None:
         np.full(1000, walking.TIES),
         np.concatenate([[0], clipped_walk(2 * y - 1, 6)]),
     )
-    p = float(sigmoid(untied.values_at(np.array([0]), Highest())[0] / 2))
+    p = float(expit(untied.values_at(np.array([0]), Highest())[0] / 2))
     assert (
         0.6 * p + 0.4 * (1 - p) == pytest.approx(0.591, abs=0.001)
         and 0.6 * p + 0.4 * (1 - p) > bound
@@ -275,7 +268,7 @@ def test_theorem_5_3_on_unions_of_intervals(k: int, noise: float) -> None:
             source = StreamSource(seed)
             made = walk_labels(*sample(n, source), level, source)
             x, y = sample(5000, source)
-            p = sigmoid(eps * made.values_at(x, source) / 2)
+            p = expit(eps * made.values_at(x, source) / 2)
             errors.append(float(np.where(y == 1, 1 - p, p).mean()))
         assert np.mean(errors) <= factor * (noise + alpha if mode == "plain" else noise) + (
             0 if mode == "plain" else alpha

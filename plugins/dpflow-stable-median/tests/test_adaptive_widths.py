@@ -79,12 +79,6 @@ def test_the_table_says_which_is_narrowest() -> None:
     assert [row[6] for row in sheet.rows] == ["splitting", "none", "splitting", "Jung 2020"]
 
 
-def _write_cell(cell: object) -> str:
-    if isinstance(cell, float):
-        return f"{cell:.4f}"
-    return "-" if cell is None else f"{cell:,}" if isinstance(cell, int) else str(cell)
-
-
 @pytest.mark.parametrize(
     "rows", [pytest.param((10**3, 10**5, 10**6), marks=pytest.mark.slow), (10**4,)]
 )
@@ -92,7 +86,16 @@ def test_the_pages_table_is_the_programs(rows: tuple[int, ...]) -> None:
     page = Path(__file__).parents[3] / "docs" / "research" / "gate-widths.md"
     text = page.read_text(encoding="utf-8")
     for row in show_adaptive_widths(AdaptiveWidthParams(rows=rows)).rows:
-        cells = [_write_cell(cell) for cell in row]
+        cells = [
+            f"{cell:.4f}"
+            if isinstance(cell, float)
+            else "-"
+            if cell is None
+            else f"{cell:,}"
+            if isinstance(cell, int)
+            else str(cell)
+            for cell in row
+        ]
         assert f"| {' | '.join(cells)} |" in text, cells
 
 
