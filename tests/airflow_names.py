@@ -6,6 +6,7 @@ from __future__ import annotations
 
 try:
     from airflow.dag_processing.dagbag import DagBag as DagBag
+    from airflow.sdk import CronDataIntervalTimetable as CronDataIntervalTimetable
     from airflow.sdk.bases.skipmixin import SkipMixin as SkipMixin
     from airflow.sdk.exceptions import AirflowException as AirflowException
     from airflow.sdk.exceptions import AirflowFailException as AirflowFailException
@@ -20,3 +21,4 @@ except ImportError:
     from airflow.exceptions import TaskDeferred as TaskDeferred
     from airflow.models.dagbag import DagBag as DagBag
     from airflow.providers.standard.utils.skipmixin import SkipMixin as SkipMixin
+    from airflow.timetables.interval import CronDataIntervalTimetable as CronDataIntervalTimetable

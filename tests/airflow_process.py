@@ -60,18 +60,13 @@ class AirflowProcess:
 
 
 def prepare() -> None:
-    """Import what runs of DAGs need."""
+    """Import what runs of DAGs need, and build what a run builds at its first use: relations of Airflow's tables, and the
+    routes of the server of tasks, which it asks in its own process.
+    """
     for module in MODULES:
         # Airflow 3.1 has not all of them.
         with contextlib.suppress(ModuleNotFoundError):
             importlib.import_module(module)
-    _build_early()
-
-
-def _build_early() -> None:
-    """Build what a run builds at its first use: relations of Airflow's tables, and the routes of the server of tasks,
-    which it asks in its own process.
-    """
     from airflow.models import import_all_models
     from airflow.sdk.execution_time.supervisor import in_process_api_server
     from sqlalchemy.orm import configure_mappers

@@ -91,19 +91,13 @@ def start_airflow() -> AirflowProcess:
     return process
 
 
-@cache
-def _make_database() -> Path:
-    """Several rooms import the fixture."""
+@pytest.fixture(scope="session")
+def airflow_database() -> Path:
+    """An empty Airflow database. To make one takes several CPU seconds, to copy it none."""
     home = make_once(
         "airflow", lambda home: start_airflow().run(MIGRATE, airflow_environment(home))
     )
     return home / "airflow.db"
-
-
-@pytest.fixture(scope="session")
-def airflow_database() -> Path:
-    """An empty Airflow database. To make one takes several CPU seconds, to copy it none."""
-    return _make_database()
 
 
 def run_dag(

@@ -7,25 +7,31 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 #: Variables of Airflow that are no options of its configuration.
 OTHERS = re.compile(r"AIRFLOW_(HOME|CONN_[A-Z_]+|VAR_[A-Z_]+)")
 #: Options of the Celery provider, which is not installed here, that may come from a command.
 CELERY_SECRETS = {("celery", "broker_url"), ("celery", "result_backend")}
 
+#: How values of these types are written.
+FORMS = {"integer": r"-?\d+", "float": r"-?\d+(\.\d+)?", "boolean": "True|False"}
+
 
 def find_wrong_settings(environment: Mapping[str, str]) -> list[str]:
     """What Airflow would ignore or refuse: unknown options, commands for what takes none, values that
     are of another type than their option.
     """
+    import airflow
     from airflow.configuration import conf
     from airflow.providers_manager import ProvidersManager
 
     ProvidersManager().initialize_providers_configuration()
     known = conf.configuration_description
     secrets = conf.sensitive_config_values | CELERY_SECRETS
-    providers = _read_options_of_providers()
+    # Options of Celery and Kubernetes, as the core knows them without these providers.
+    providers = configparser.RawConfigParser()
+    templates = Path(airflow.__path__[0]) / "config_templates"
+    providers.read(templates / "provider_config_fallback_defaults.cfg")
     wrong = []
     for name, value in environment.items():
         if not name.startswith("AIRFLOW") or OTHERS.fullmatch(name):
@@ -38,34 +44,18 @@ def find_wrong_settings(environment: Mapping[str, str]) -> list[str]:
         else:
             kind = None
         described = known.get(section, {}).get("options", {}).get(option)
-        if (section, option) in CELERY_SECRETS or option in providers.get(section, ()):
+        if (section, option) in CELERY_SECRETS or providers.has_option(section, option):
             described = described or {}
         if described is None:
             wrong.append(f"{name}: no option of Airflow")
         elif kind and (section, option) not in secrets:
             wrong.append(f"{name}: this option takes no command")
-        elif not kind and not _fits(described.get("type", "string"), value):
-            wrong.append(f"{name}: {value!r} is no {described['type']}")
+        elif not kind:
+            expected = described.get("type", "string")
+            if expected in ("object", "json"):
+                fits = isinstance(json.loads(value), dict | list)
+            else:
+                fits = re.fullmatch(FORMS.get(expected, "(?s:.*)"), value) is not None
+            if not fits:
+                wrong.append(f"{name}: {value!r} is no {expected}")
     return wrong
-
-
-def _read_options_of_providers() -> dict[str, set[str]]:
-    """Options of Celery and Kubernetes by section, as the core knows them without these providers."""
-    import airflow
-
-    file = Path(airflow.__path__[0]) / "config_templates" / "provider_config_fallback_defaults.cfg"
-    parser = configparser.RawConfigParser()
-    parser.read(file)
-    return {section: set(parser[section]) for section in parser.sections()}
-
-
-def _fits(kind: str, value: Any) -> bool:
-    if kind == "integer":
-        return re.fullmatch(r"-?\d+", value) is not None
-    if kind == "float":
-        return re.fullmatch(r"-?\d+(\.\d+)?", value) is not None
-    if kind == "boolean":
-        return value in ("True", "False")
-    if kind in ("object", "json"):
-        return isinstance(json.loads(value), dict | list)
-    return True

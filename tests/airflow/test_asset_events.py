@@ -34,16 +34,15 @@ class Events(dict[Any, Any]):
         return self.setdefault(name, SimpleNamespace(extra={"author": 1}))
 
 
-def publish_to(table: str, name: str) -> dict[str, Any]:
-    return make_release(name=name, publish={"database": "out.duckdb", "table": table})
-
-
 def test_an_event_says_what_was_released_and_no_number(tiny: Tiny) -> None:
     """An asset named as a table gets its releases, any other all of the task; a retry says the same."""
     from dpflow.airflow import ReleaseOperator
 
     (tiny.folder / "other.yml").write_text((tiny.folder / "visits.yml").read_text())
-    asked = [publish_to("first", "a"), publish_to("second", "b")]
+    asked = [
+        make_release(name=name, publish={"database": "out.duckdb", "table": table})
+        for name, table in (("a", "first"), ("b", "second"))
+    ]
     asked[0]["params"] = {"epsilon": "0.25"}
     outlets = [Asset("first"), Asset("all of it"), AssetAlias("alias")]
     operator = ReleaseOperator(task_id="t", release=asked, outlets=outlets)
@@ -106,16 +105,6 @@ def test_a_load_tells_of_its_blocks(tiny: Tiny) -> None:
         read_loaded_blocks({"triggering_asset_events": {"visits": [SimpleNamespace(extra={})]}})
 
 
-def write_event(*ids: str) -> dict[str, Any]:
-    return {
-        "dpflow": {
-            "run": "2020-01-01",
-            "data_interval": None,
-            "releases": [{"release_id": one} for one in ids],
-        }
-    }
-
-
 @pytest.mark.parametrize(
     "extra",
     [
@@ -130,8 +119,18 @@ def test_an_event_without_metadata(extra: Any, caplog: pytest.LogCaptureFixture)
     triggered = {
         "t": [
             SimpleNamespace(extra=extra),
-            SimpleNamespace(extra=write_event("a", "b")),
-            SimpleNamespace(extra=write_event("b", "c")),
+            *(
+                SimpleNamespace(
+                    extra={
+                        "dpflow": {
+                            "run": "2020-01-01",
+                            "data_interval": None,
+                            "releases": [{"release_id": one} for one in ids],
+                        }
+                    }
+                )
+                for ids in ("ab", "bc")
+            ),
         ]
     }
     releases = read_releases({"triggering_asset_events": triggered})
@@ -156,13 +155,14 @@ seen.append(extras)
 
 def test_airflow_stores_the_event(tiny: Tiny, airflow_database: Path) -> None:
     """Under Airflow's own task runner: one event, with what the ledger has, and without a number."""
+    daily = make_release(name="a", publish={"database": "out.duckdb", "table": "daily"})
     dag = f"""
 from datetime import datetime
 from airflow.sdk import DAG, Asset
 from dpflow.airflow import ReleaseOperator
 
 with DAG("d", schedule=None, start_date=datetime(2020, 1, 1), catchup=False):
-    ReleaseOperator(task_id="t", release={publish_to("daily", "a")!r}, outlets=[Asset("daily")])
+    ReleaseOperator(task_id="t", release={daily!r}, outlets=[Asset("daily")])
 with DAG("consumer", schedule=[Asset("daily")]):
     pass
 """

@@ -25,6 +25,7 @@ from dpflow.airflow.job_trigger import JobTrigger
 from dpflow.client.remote import RemoteClient
 
 BUSY = RELEASE | {"name": "busy"}
+OPTIONS: Any = {"task_id": "t", "release": RELEASE, "deferrable": False}
 
 
 class Held:
@@ -110,14 +111,10 @@ def run_killed(operator: Any, is_ready: Callable[[], Any], afterwards: Callable[
         signal.signal(signal.SIGTERM, before)
 
 
-def make_operator(**more: Any) -> Any:
-    return ReleaseOperator(task_id="t", release=RELEASE, deferrable=False, **more)
-
-
 def test_a_job_that_waits_is_taken_back(held: Held) -> None:
     """Nothing is charged, also when its turn would have come; the next try pays once."""
     held.keep_busy()
-    operator, stages = make_operator(), []
+    operator, stages = ReleaseOperator(**OPTIONS), []
 
     def look() -> None:
         stages.append(held.ann.find_stage(operator._job))
@@ -127,13 +124,13 @@ def test_a_job_that_waits_is_taken_back(held: Held) -> None:
     assert stages == ["unknown"]
     held.finish()
     assert held.spent() == "0" and held.spent("bob") == "1"
-    receipt = make_operator().execute(make_context(operator))
+    receipt = ReleaseOperator(**OPTIONS).execute(make_context(operator))
     assert held.spent() == "0.5" and not receipt["replayed"]
 
 
 def test_a_job_that_was_charged_is_left(held: Held) -> None:
     """It settles, so that nobody chooses among draws by time; the next try gets the same draw at no cost."""
-    operator, stages = make_operator(), []
+    operator, stages = ReleaseOperator(**OPTIONS), []
 
     def look() -> None:
         stages.append((held.ann.find_stage(operator._job), held.spent()))
@@ -145,7 +142,7 @@ def test_a_job_that_was_charged_is_left(held: Held) -> None:
     held.finish()
     entries = held.world.ledger.history("visits/ann", limit=10)
     (settled,) = [one for one in entries if one.kind == "settle"]
-    receipt = make_operator().execute(make_context(operator))
+    receipt = ReleaseOperator(**OPTIONS).execute(make_context(operator))
     assert receipt["replayed"] and receipt["release_id"] == settled.release_id
     assert held.spent() == "0.5" and held.world.ledger.verify().ok
 

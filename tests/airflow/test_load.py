@@ -18,8 +18,10 @@ def home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPat
     monkeypatch.setenv("AIRFLOW_HOME", str(tmp_path_factory.mktemp("airflow")))
 
 
-def context(folder: Path) -> dict[str, Any]:
-    return {"dag": SimpleNamespace(fileloc=str(folder / "dag.py"))}
+@pytest.fixture
+def context(tmp_path: Path) -> dict[str, Any]:
+    """Of a run whose DAG file is in the folder of the test."""
+    return {"dag": SimpleNamespace(fileloc=str(tmp_path / "dag.py"))}
 
 
 def operator(**changes: Any) -> Any:
@@ -35,12 +37,14 @@ def operator(**changes: Any) -> Any:
     return LoadOperator(task_id="load", **(options | changes))
 
 
-def test_a_run_loads_its_block_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_run_loads_its_block_once(
+    tmp_path: Path, context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     """Paths are relative to the DAG file; a cleared task changes nothing; the log is silent."""
     (tmp_path / "day.csv").write_text("person,day,age\np1,2026-01-01,3\np2,2026-01-01,NA\n")
     with caplog.at_level(logging.DEBUG):
-        first = operator(missing=["NA"]).execute(context(tmp_path))
-        again = operator(missing=["NA"]).execute(context(tmp_path))
+        first = operator(missing=["NA"]).execute(context)
+        again = operator(missing=["NA"]).execute(context)
     assert first == {"table": "visits", "loaded": True, "repeated": False}
     assert again == {"table": "visits", "loaded": False, "repeated": True}
     with duckdb.connect(str(tmp_path / "visits.duckdb"), read_only=True) as connection:
@@ -48,17 +52,19 @@ def test_a_run_loads_its_block_once(tmp_path: Path, caplog: pytest.LogCaptureFix
     assert "2 rows" not in caplog.text
 
 
-def test_rejected_rows_fail_the_task_at_once(tmp_path: Path) -> None:
+def test_rejected_rows_fail_the_task_at_once(tmp_path: Path, context: Any) -> None:
     """A retry reads the same file. No number and no value is in the message."""
     from airflow_names import AirflowFailException
 
     (tmp_path / "day.csv").write_text("person,day,age\nsecret,2026-01-01,x\n")
     with pytest.raises(AirflowFailException, match="were rejected") as failed:
-        operator().execute(context(tmp_path))
+        operator().execute(context)
     assert "secret" not in str(failed.value) and failed.value.__context__ is None
 
 
-def test_rows_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postgres: Any) -> None:
+def test_rows_of_a_server(
+    tmp_path: Path, context: Any, monkeypatch: pytest.MonkeyPatch, postgres: Any
+) -> None:
     """By a connection of Airflow's, also one whose host is the folder of a Unix socket."""
     import psycopg
     from sqlalchemy import make_url
@@ -73,7 +79,7 @@ def test_rows_of_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, postg
             "CREATE TABLE v AS SELECT 'p' AS person, DATE '2026-01-01' AS day, 3 AS age"
         )
     options = {"source": (), "columns": None, "postgres_conn_id": "clinic", "source_table": "v"}
-    assert operator(**options).execute(context(tmp_path))["loaded"]
+    assert operator(**options).execute(context)["loaded"]
 
 
 def test_blocks_are_templated() -> None:

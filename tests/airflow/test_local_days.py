@@ -62,21 +62,14 @@ def list_blocks(tiny: Tiny, *schedule: str) -> Iterator[tuple[str, ...]]:
     return (ask.blocks for run in runs for ask in task.asks(run))
 
 
-def parse_dag(cron: str, zone: str) -> Any:
-    from airflow.sdk import DAG
-
-    try:
-        from airflow.sdk import CronDataIntervalTimetable
-    except ImportError:  # Airflow 3.1
-        from airflow.timetables.interval import CronDataIntervalTimetable
-    return DAG("d", schedule=CronDataIntervalTimetable(cron, timezone=zone))
-
-
 @pytest.mark.parametrize(("cron", "zone"), SCHEDULES)
 def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone: str) -> None:
     """By the template that the refusal of one without a zone says. Days of UTC came twice in spring, or never in
     autumn. A day by hand is the schedule's run of it.
     """
+    from airflow.sdk import DAG
+    from airflow_names import CronDataIntervalTimetable
+
     with pytest.raises(InvalidInput, match="task d.t: .* is a day of UTC, and .* in ") as told:
         list(list_blocks(tiny, cron, zone, UTC_DAY))
     template = str(told.value).partition("such as ")[2]
@@ -85,7 +78,7 @@ def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone:
     first = dt.date.fromisoformat(blocks[0])
     assert len(blocks) > 360
     assert blocks == [str(first + dt.timedelta(days=n)) for n in range(len(blocks))]
-    dag = parse_dag(cron, zone)
+    dag = DAG("d", schedule=CronDataIntervalTimetable(cron, timezone=zone))
     for month, day in ((3, 6), (3, 27), (4, 3), (9, 25), (10, 2), (10, 23), (10, 30)):
         start = dt.datetime(2026, month, day, tzinfo=dt.UTC)
         for number in range(5):
@@ -126,11 +119,12 @@ def test_a_task_says_whose_days_its_blocks_are(
     tiny: Tiny, airflow_home: None, template: str, is_refused: bool
 ) -> None:
     """Refused where it is rendered, before anything is read: as blocks, in a release, and in a query."""
-    from airflow_names import AirflowFailException
+    from airflow.sdk import DAG
+    from airflow_names import AirflowFailException, CronDataIntervalTimetable
 
     from dpflow.airflow import ReleaseOperator, SqlReleaseOperator
 
-    dag = parse_dag("0 1 * * *", "Europe/Berlin")
+    dag = DAG("d", schedule=CronDataIntervalTimetable("0 1 * * *", timezone="Europe/Berlin"))
     dag.user_defined_macros = {
         "macros_add": lambda ds: str(dt.date.fromisoformat(ds) - dt.timedelta(days=1))
     }

@@ -86,14 +86,6 @@ def test_a_day_by_hand_is_the_schedules_run(tiny: Tiny, airflow_database: Any) -
     assert "'data_interval_start' is undefined" in log and "give the DAG a param day" in log
 
 
-def cron(text: str) -> Any:
-    try:
-        from airflow.sdk import CronDataIntervalTimetable
-    except ImportError:  # Airflow 3.1
-        from airflow.timetables.interval import CronDataIntervalTimetable
-    return CronDataIntervalTimetable(text, timezone="UTC")
-
-
 @pytest.mark.parametrize(
     ("schedule", "name"),
     [
@@ -109,9 +101,12 @@ def cron(text: str) -> Any:
 def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> None:
     """Of schedules with one run a day; of others a day says nothing. A param that is no date names none."""
     from airflow.sdk import DAG
+    from airflow_names import CronDataIntervalTimetable
 
     plain = schedule is not None and schedule.startswith("plain ")
-    timetable = schedule and (schedule[6:] if plain else cron(schedule))
+    timetable: Any = schedule and schedule[6:]
+    if schedule is not None and not plain:
+        timetable = CronDataIntervalTimetable(schedule, timezone="UTC")
     named = {"dag": DAG("d", schedule=timetable), "params": {"day": "2020-02-29"}}
     if "runs of" in name:
         with pytest.raises(InvalidInput, match=name):
@@ -134,25 +129,21 @@ def test_a_day_has_the_name_of_its_interval(schedule: str | None, name: str) -> 
             name_day(named | {"params": {"day": text}})
 
 
-def delta(name: str) -> Any:
-    from airflow.timetables import interval, trigger
-
-    day = dt.timedelta(days=1)
-    made = {
-        "intervals": lambda: interval.DeltaDataIntervalTimetable(day),
-        "triggers": lambda: trigger.DeltaTriggerTimetable(day, interval=day),
-    }
-    return made.get(name, lambda: day)()
-
-
 @pytest.mark.parametrize("name", ["timedelta", "intervals", "triggers"])
 def test_a_schedule_that_counts_from_its_first_run_names_no_day(name: str) -> None:
     """Its run of a day was named from midnight, and the schedule's from its start: the day was charged and drawn twice.
     A plan from a later date has the runs that the schedule has.
     """
     from airflow.sdk import DAG
+    from airflow.timetables import interval, trigger
 
-    dag = DAG("d", schedule=delta(name), start_date=dt.datetime(2020, 1, 1, 3, tzinfo=dt.UTC))
+    every = dt.timedelta(days=1)
+    schedule: Any = {
+        "timedelta": every,
+        "intervals": interval.DeltaDataIntervalTimetable(every),
+        "triggers": trigger.DeltaTriggerTimetable(every, interval=every),
+    }[name]
+    dag = DAG("d", schedule=schedule, start_date=dt.datetime(2020, 1, 1, 3, tzinfo=dt.UTC))
     for day in ("2020-01-01", "2020-01-03"):
         with pytest.raises(
             InvalidInput, match="counts from its first run.*write the schedule as cron"
@@ -169,12 +160,12 @@ def test_a_schedule_that_counts_from_its_first_run_names_no_day(name: str) -> No
 def test_a_day_that_the_schedule_never_reaches_is_refused() -> None:
     """Also where the param's default names it, and at the end of the calendar."""
     from airflow.sdk import DAG
+    from airflow_names import CronDataIntervalTimetable
 
     begin, end = (dt.datetime(2020, 1, day, tzinfo=dt.UTC) for day in (1, 20))
     for day in ("2020-02-01", "9999-12-31"):
-        dag = DAG(
-            "d", schedule=cron("0 3 * * *"), start_date=begin, end_date=end, params={"day": day}
-        )
+        daily = CronDataIntervalTimetable("0 3 * * *", timezone="UTC")
+        dag = DAG("d", schedule=daily, start_date=begin, end_date=end, params={"day": day})
         with pytest.raises(InvalidInput, match="params.day is"):
             name_day({"dag": dag, "params": {"day": day}})
 
