@@ -20,6 +20,11 @@ def list_verdicts(ledger: Ledger) -> list[dict[str, Any]]:
     return [dict(entry.body) for entry in ledger.stream_history() if entry.kind == "verdict"]
 
 
+def spent(ledger: Ledger, scope: str) -> float:
+    """The epsilon that a scope without blocks has paid."""
+    return float(ledger.remaining(scope).rows()[0]["epsilon_spent"])
+
+
 def charge(
     tiny: Tiny, name: str, scope: str = "visits", epsilon: str = "0.1", block: str = "2020-01-01"
 ) -> str:

@@ -69,9 +69,10 @@ class World:
         return sql(query, tables=[self.table], ledger=self.ledger, **options)
 
 
-def draw_columns(seed: int) -> dict[str, tuple[str, Fraction, Fraction]]:
-    """Columns of every scale and wide integer type, each with a value of up to 63 bits of steps."""
-    rng = random.Random(seed)
+@pytest.fixture(scope="module")
+def columns() -> dict[str, tuple[str, Fraction, Fraction]]:
+    """Of every scale and wide integer type, each with a value of up to 63 bits of steps."""
+    rng = random.Random(7)
     columns = {}
     for scale in range(39):
         step = Fraction(1, 10**scale)
@@ -87,11 +88,6 @@ def draw_columns(seed: int) -> dict[str, tuple[str, Fraction, Fraction]]:
     ):
         columns[f"i{len(columns)}"] = (kind, Fraction(value), Fraction(1))
     return columns
-
-
-@pytest.fixture(scope="module")
-def columns() -> dict[str, tuple[str, Fraction, Fraction]]:
-    return draw_columns(7)
 
 
 @pytest.fixture(scope="module")

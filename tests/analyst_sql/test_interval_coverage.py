@@ -96,11 +96,11 @@ def draw_noise(plan: SqlPlan, rng: np.random.Generator) -> list[tuple[Any, str, 
 
 def make_table(plan: SqlPlan, noisy: bool, shrink: float = 1.0) -> ReleasedTable:
     """All draws as rows of one released table; one is enough where there is no noise."""
-    rng = np.random.default_rng(7)
+    drawers = draw_noise(plan, np.random.default_rng(7))
     numbers: list[list[Number]] = [[], []]
     cells = [(draw, city) for draw in range(DRAWS if noisy else 1) for city in sorted(TRUE)]
     for _, city in cells:
-        for position, (answering, label, draw) in enumerate(draw_noise_cached(plan, rng)):
+        for position, (answering, label, draw) in enumerate(drawers):
             width = make_width(answering, Row("", label, None))
             value = TRUE[city][position] + (draw() if noisy else 0)
             value = int(value) if position == 0 else float(value)
@@ -122,16 +122,6 @@ def make_table(plan: SqlPlan, noisy: bool, shrink: float = 1.0) -> ReleasedTable
         for n, name in enumerate(names)
     ]
     return ReleasedTable("r0", keys, ["BIGINT", "DOUBLE"], numbers, False)
-
-
-_DRAWERS: dict[int, Any] = {}
-
-
-def draw_noise_cached(plan: SqlPlan, rng: np.random.Generator) -> Any:
-    if id(rng) not in _DRAWERS:
-        _DRAWERS.clear()
-        _DRAWERS[id(rng)] = draw_noise(plan, rng)
-    return _DRAWERS[id(rng)]
 
 
 def count_holding(plan: SqlPlan, noisy: ReleasedTable, exact: ReleasedTable) -> list[int]:

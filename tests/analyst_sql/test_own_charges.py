@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from duckdb_files import duckdb_file
+from ledger_verbs import spent
 from orders_world import REGISTRY, World
 
 from dpflow import fault_points
@@ -36,10 +37,6 @@ def ask(world: World, terms: dict[str, Any], *, is_task: bool, text: str = TEXT)
     plan = plan_sql(text, {"scope": "orders"} | terms, *place, **found)
     run = (lambda position: identify(plan.parts, position)) if is_task else None
     return answer_sql(plan, world.ledger, REGISTRY, run)
-
-
-def spent(world: World) -> float:
-    return float(world.ledger.remaining("orders").rows()[0]["epsilon_spent"])
 
 
 @pytest.fixture
@@ -84,26 +81,29 @@ def test_a_retry_completes_its_charge(
     left = {one.release_id for one in world.ledger.reserved_releases()}
     assert len(left) == (2 if point.startswith("reserve") else 1)
     BETWEEN[between](world)
-    before = spent(world)
+    before = spent(world.ledger, "orders")
     answer = ask(world, terms, is_task=is_task)
-    assert spent(world) == before and not world.ledger.reserved_releases()
+    assert spent(world.ledger, "orders") == before and not world.ledger.reserved_releases()
     assert left <= {origin.release_id for origin in answer.origins}
     again = ask(world, terms, is_task=is_task)
-    assert spent(world) == before and (not is_task or again.rows == answer.rows)
+    assert spent(world.ledger, "orders") == before and (not is_task or again.rows == answer.rows)
 
 
 def test_a_cleared_task_keeps_its_answer(world: World) -> None:
     """After a profile, which would lower its price; another question or a narrower error is a changed retry."""
     first = ask(world, ERROR, is_task=True)
     world.release("contributions")
-    before = spent(world)
-    assert ask(world, ERROR, is_task=True).rows == first.rows and spent(world) == before
+    before = spent(world.ledger, "orders")
+    assert (
+        ask(world, ERROR, is_task=True).rows == first.rows
+        and spent(world.ledger, "orders") == before
+    )
     narrow = {"error": "90"}
     with pytest.raises(RetryConflict, match="parameter epsilon"):
         ask(world, narrow, is_task=True)
     with pytest.raises(RetryConflict, match="where"):
         ask(world, ERROR, is_task=True, text=f"{TEXT} WHERE state <> 'B'")
-    assert spent(world) == before
+    assert spent(world.ledger, "orders") == before
     # Another run pays what the profile allows.
     assert ask(world, narrow | {"revision": 2}, is_task=False).rows
 

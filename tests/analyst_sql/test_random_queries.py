@@ -23,18 +23,6 @@ from dpflow.registry import Registry
 EPSILON = Fraction(2)
 
 
-def check_price(plan: SqlPlan, delta: Fraction, ledger: Ledger) -> None:
-    """No plan costs more than was asked for, by its own account and by the ledger's."""
-    costs = [part.plan.privacy_cost() for part in plan.parts]
-    assert sum(Fraction(epsilon) for epsilon, _ in costs) <= EPSILON
-    if not delta:
-        assert all(cost == "0" for _, cost in costs)
-        assert ledger.check("visits", [part.plan.event for part in plan.parts], ()) is None
-        # All of it is spent: one more such query is beyond the grant.
-        events = [part.plan.event for part in plan.parts] * 2
-        assert ledger.check("visits", events, ()) is not None
-
-
 def plan_many(count: int, seed: int, table: Table, folder: Path) -> Counter[str]:
     """How many queries are planned, and how many each rule refuses."""
     registry, grammar = Registry.load(), Grammar(seed)
@@ -45,7 +33,15 @@ def plan_many(count: int, seed: int, table: Table, folder: Path) -> Counter[str]
         delta = "1e-6" if number % 2 else None
         found = try_query(grammar.query(), table, registry, delta)
         if isinstance(found, SqlPlan):
-            check_price(found, Fraction(delta or 0), ledger)
+            # No plan costs more than was asked for, by its own account and by the ledger's.
+            costs = [part.plan.privacy_cost() for part in found.parts]
+            assert sum(Fraction(epsilon) for epsilon, _ in costs) <= EPSILON
+            if delta is None:
+                assert all(cost == "0" for _, cost in costs)
+                events = [part.plan.event for part in found.parts]
+                assert ledger.check("visits", events, ()) is None
+                # All of it is spent: one more such query is beyond the grant.
+                assert ledger.check("visits", events * 2, ()) is not None
         verdicts["planned" if isinstance(found, SqlPlan) else found] += 1
     return verdicts
 

@@ -232,35 +232,6 @@ class Keys:
         )
 
 
-def check_sums(world: World, keys: Keys, seen: Counter[str]) -> None:
-    """Of all rows of a query: what a stored release of a random key answers, a level that is added up, and a sum of its
-    groups that states a total interval.
-    """
-    key = keys.key()
-    where = " AND ".join(f"({keys.condition(key)})" for _ in range(2))
-    rows = f"FROM visits WHERE {where}"
-    ((truth,),) = world.truth(
-        f"SELECT COUNT(*) {re.sub(r'bucket.age, ([0-9]+).', r'(age // 1)', rows)}"
-    )
-    fine = f"SELECT {key} AS k, COUNT(*) AS n {rows} GROUP BY k"
-    (cell,) = world.ask(f"SELECT SUM(n) FROM ({fine})", epsilon=1000).values[0]
-    if cell.total is not None:
-        seen["total"] += 1
-        assert cell.total[0] - 1 <= truth <= cell.total[1] + 1, (key, where, truth, cell)
-    if not world.ask(f"EXPLAIN SELECT COUNT(*) {rows}", epsilon=1).to_pay:
-        seen["free"] += 1
-        answer = world.ask(f"SELECT COUNT(*) {rows}", epsilon=1)
-        assert close(answer.rows[0][0], truth), (key, where, truth, answer)
-    levels = f"SELECT GROUPING(k) AS g, {key} AS k, COUNT(*) AS n {rows} GROUP BY ROLLUP (k)"
-    plan = world.ask(f"EXPLAIN {levels}", epsilon=1000, scope="levels")
-    answer = world.ask(levels, epsilon=1000, scope="levels")
-    assert sum(one.epsilon != "0" for one in answer.origins) == len(plan.to_pay)
-    seen["level"] += len(plan.added)
-    (total,) = [n for g, _, n in answer.rows if g]
-    assert close(total, truth), (key, where, truth, plan.levels)
-    seen["paid"] += not plan.added
-
-
 def test_groups_that_lack_rows_do_not_add_up(fresh: World) -> None:
     """Rows have NULL, numbers and days beyond the declared bounds: no sum of groups without them is stated of all rows."""
     columns = sql_world.DECLARATION["columns"] | {"age": {"lower": 0, "upper": 30}}
@@ -270,7 +241,31 @@ def test_groups_that_lack_rows_do_not_add_up(fresh: World) -> None:
     seen: Counter[str] = Counter()
     keys = Keys(1)
     for _ in range(24):
-        check_sums(fresh, keys, seen)
+        # Of all rows: what a stored release of a random key answers, a level that is added up, and a sum of its groups
+        # that states a total interval.
+        key = keys.key()
+        where = " AND ".join(f"({keys.condition(key)})" for _ in range(2))
+        rows = f"FROM visits WHERE {where}"
+        ((truth,),) = fresh.truth(
+            f"SELECT COUNT(*) {re.sub(r'bucket.age, ([0-9]+).', r'(age // 1)', rows)}"
+        )
+        fine = f"SELECT {key} AS k, COUNT(*) AS n {rows} GROUP BY k"
+        (cell,) = fresh.ask(f"SELECT SUM(n) FROM ({fine})", epsilon=1000).values[0]
+        if cell.total is not None:
+            seen["total"] += 1
+            assert cell.total[0] - 1 <= truth <= cell.total[1] + 1, (key, where, truth, cell)
+        if not fresh.ask(f"EXPLAIN SELECT COUNT(*) {rows}", epsilon=1).to_pay:
+            seen["free"] += 1
+            answer = fresh.ask(f"SELECT COUNT(*) {rows}", epsilon=1)
+            assert close(answer.rows[0][0], truth), (key, where, truth, answer)
+        levels = f"SELECT GROUPING(k) AS g, {key} AS k, COUNT(*) AS n {rows} GROUP BY ROLLUP (k)"
+        plan = fresh.ask(f"EXPLAIN {levels}", epsilon=1000, scope="levels")
+        answer = fresh.ask(levels, epsilon=1000, scope="levels")
+        assert sum(one.epsilon != "0" for one in answer.origins) == len(plan.to_pay)
+        seen["level"] += len(plan.added)
+        (total,) = [n for g, _, n in answer.rows if g]
+        assert close(total, truth), (key, where, truth, plan.levels)
+        seen["paid"] += not plan.added
     assert min(seen[one] for one in ("total", "free", "level", "paid")) > 2, seen
 
 

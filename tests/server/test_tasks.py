@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from ledger_verbs import spent
 from service_world import QUERY, RELEASE, ServiceWorld, asker, headers_of, settle, task
 from starlette.testclient import TestClient
 
@@ -36,28 +37,27 @@ def client(world: ServiceWorld) -> Iterator[TestClient]:
         yield client
 
 
-def spent(world: ServiceWorld, scope: str = "visits/ann") -> float:
-    return float(world.ledger.remaining(scope).rows()[0]["epsilon_spent"])
-
-
 def test_a_run_pays_once_and_another_run_again(world: ServiceWorld, client: TestClient) -> None:
     """A list in one charge, a query that draws for its run although its answer is stored; no result in a reply."""
-    before = spent(world)
+    before = spent(world.ledger, "visits/ann")
     first = settle(client, "tasks/release", task() | LIST)
-    assert first.status_code == 200 and spent(world) == before + 1
+    assert first.status_code == 200 and spent(world.ledger, "visits/ann") == before + 1
     assert [one["run"] for one in first.json()["releases"]] == ["ann/team_a_daily/t/2026-01-01"] * 2
     assert not any("result" in one for one in first.json()["releases"])
     again = client.post("/v1/tasks/release", json=task() | LIST)
-    assert again.status_code == 200 and spent(world) == before + 1
+    assert again.status_code == 200 and spent(world.ledger, "visits/ann") == before + 1
     assert all(one["replayed"] for one in again.json()["releases"])
     assert settle(client, "tasks/release", task(day=2) | LIST).status_code == 200
-    assert spent(world) == before + 2
+    assert spent(world.ledger, "visits/ann") == before + 2
     settle(client, "sql", SQL)
     answer = settle(client, "tasks/sql", task("q") | SQL)
     assert set(answer.json()) == {"releases", "protects", "rows", "scope", "blocks"}
-    assert not answer.json()["releases"][0]["stored"] and spent(world) == before + 3
+    assert (
+        not answer.json()["releases"][0]["stored"]
+        and spent(world.ledger, "visits/ann") == before + 3
+    )
     assert client.post("/v1/tasks/sql", json=task("q") | SQL).status_code == 200
-    assert spent(world) == before + 3
+    assert spent(world.ledger, "visits/ann") == before + 3
 
 
 def test_a_task_that_asks_for_something_else_is_refused(
@@ -68,16 +68,16 @@ def test_a_task_that_asks_for_something_else_is_refused(
     other = SQL | {"options": {"epsilon": "0.75"}}
     refused = settle(client, "tasks/sql", task("changed") | other)
     assert (refused.status_code, refused.json()["type"]) == (409, "RetryConflict")
-    before = spent(world)
+    before = spent(world.ledger, "visits/ann")
     assert settle(client, "tasks/sql", task("changed", spend_again=True) | other).status_code == 200
-    assert spent(world) == before + 0.75
+    assert spent(world.ledger, "visits/ann") == before + 0.75
 
 
 def test_equal_names_of_two_schedulers_are_two_runs(
     world: ServiceWorld, client: TestClient
 ) -> None:
     """A principal's runs are its own, in one scope, too; its DAGs end at a delimiter."""
-    before = spent(world)
+    before = spent(world.ledger, "visits/ann")
     settle(client, "tasks/sql", task("mine") | SQL)
     for name, dag_id, status in (
         *(("ann", "team_ab.x", 403), ("ann", "team_a", 403), ("bob", "team_a_daily", 403)),
@@ -85,7 +85,7 @@ def test_equal_names_of_two_schedulers_are_two_runs(
     ):
         answer = settle(_As(client, name), "tasks/sql", task("mine", dag_id=dag_id) | SQL)
         assert answer.status_code == status, (name, dag_id)
-    assert spent(world) == before + 1
+    assert spent(world.ledger, "visits/ann") == before + 1
     entries = world.ledger.history("visits/ann", limit=2)
     assert {(one.principal, one.kind) for one in entries} == {("bob", "reserve"), ("bob", "settle")}
 
@@ -104,14 +104,14 @@ class _As:
 
 
 def test_a_plan_and_a_refused_list_charge_nothing(world: ServiceWorld, client: TestClient) -> None:
-    before = spent(world), spent(world, "visits/cyd")
+    before = spent(world.ledger, "visits/ann"), spent(world.ledger, "visits/cyd")
     plans = client.post("/v1/tasks/release", json=task("p", plan_only=True) | LIST).json()["plans"]
     assert len(plans) == 2 and all("asks scope visits/ann" in line for line in plans)
     poor = _As(client, "cyd")
     dear = {"releases": [RELEASE, RELEASE | {"params": {"by": "city", "epsilon": "0.75"}}]}
     refused = settle(poor, "tasks/release", task(dag_id="team_c-x") | dear)
     assert (refused.status_code, refused.json()["type"]) == (429, "BudgetExceeded")
-    assert before == (spent(world), spent(world, "visits/cyd"))
+    assert before == (spent(world.ledger, "visits/ann"), spent(world.ledger, "visits/cyd"))
     settle(client, "tasks/release", task("p") | LIST)
     paid = client.post("/v1/tasks/release", json=task("p", plan_only=True) | LIST).json()["plans"]
     assert paid == [f"{line}; it was paid before and is free" for line in plans]
