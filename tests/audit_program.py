@@ -74,12 +74,12 @@ def export_text(ledger: Ledger) -> str:
 
 
 @contextlib.contextmanager
-def load_program() -> Iterator[dict[str, Any]]:
-    """Its modules by name, in this process and with its decimal context."""
+def load_program(names: Sequence[str] = MODULES) -> Iterator[dict[str, Any]]:
+    """Its modules, or others of its folder, by name, in this process and with its decimal context."""
     with pytest.MonkeyPatch.context() as patch, decimal.localcontext():
         patch.syspath_prepend(str(PROGRAM))
         try:
-            yield {name: importlib.import_module(name) for name in MODULES}
+            yield {name: importlib.import_module(name) for name in names}
         finally:
-            for name in MODULES:
+            for name in names:
                 sys.modules.pop(name, None)

@@ -3,29 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
-import pytest
-from audit_program import PROGRAM
+from audit_program import load_program
 
 MODULES = ("fitting", "shapes", "costs", "signatures", "witness_server")
-
-
-@contextlib.contextmanager
-def load_server() -> Iterator[Any]:
-    """Its module."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(str(PROGRAM))
-        try:
-            yield importlib.import_module("witness_server")
-        finally:
-            for name in MODULES:
-                sys.modules.pop(name, None)
 
 
 @contextlib.contextmanager
@@ -37,7 +21,8 @@ def serve_witness(
     Args:
         limits: values of the module's constants.
     """
-    with load_server() as module:
+    with load_program(MODULES) as modules:
+        module = modules["witness_server"]
         vars(module).update(limits)
         server = module.make_server(folder, 0, [*keys], token, read_token)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})

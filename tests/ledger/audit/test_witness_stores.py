@@ -17,8 +17,9 @@ from concurrent.futures import ThreadPoolExecutor
 import fsspec
 import psycopg
 import pytest
+from audit_program import load_program
 from watched_scopes import copy_aside
-from witness_server_run import load_server, serve_witness
+from witness_server_run import MODULES, serve_witness
 
 from dpflow.errors import InvalidInput, LedgerCorrupt, LedgerUnavailable, MissingExtra
 from dpflow.ledger.audit import witness_stores
@@ -395,7 +396,8 @@ def test_a_server_that_was_killed_while_it_wrote_loses_nothing(tmp_path, small, 
     rows = [
         row.encode() for row in stream_texts(small._database, parse_note(first), parse_note(second))
     ]
-    with load_server() as module:
+    with load_program(MODULES) as modules:
+        module = modules["witness_server"]
         server = module.Witness(folder, [NIGHTLY.public_text])
         assert server.add(1, [json.dumps(first)])[0] == 201
         steps = ("fsync", "link", "unlink", "open")
