@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import duckdb
 import pytest
 import yaml
+from gate_commands import run_gate
 from made_once import make_registry
-from typer.testing import CliRunner, Result
 
-from dpflow.cli import app
 from dpflow.core.sampling.randomness import SystemSource
 from dpflow.core.toolbox.gate_power import refusal_probability, share_above
 from dpflow.core.toolbox.sparse_vector import Engine
-from dpflow.errors import DpflowError, InvalidInput, PlanRefused
+from dpflow.errors import InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
 
@@ -60,14 +59,6 @@ def file(tiny: Tiny) -> Path:
     return path
 
 
-def run(tiny: Tiny, *words: object) -> Result:
-    words = ("gate", *words, "--ledger", tiny.ledger, "--json")
-    done = CliRunner().invoke(app, [*map(str, words)])
-    if isinstance(done.exception, DpflowError):
-        raise done.exception
-    return done
-
-
 def candidates(tiny: Tiny, *claims: tuple[str, str]) -> Path:
     path = tiny.folder / "candidates.yml"
     listed = [{"name": f"{c} {n}", "features": [c], "claim": n} for c, n in claims]
@@ -77,27 +68,27 @@ def candidates(tiny: Tiny, *claims: tuple[str, str]) -> Path:
 
 def test_a_pipeline_branches_on_the_exit_code(tiny: Tiny, file: Path) -> None:
     """0 if one passed, 1 if none did, 3 if nothing is left; a retry says the same and is free."""
-    assert json.loads(run(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
+    assert json.loads(run_gate(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
-    assert json.loads(run(tiny, "open", file).stdout)["left"]["queries_left"] == 20
-    assert run(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
+    assert json.loads(run_gate(tiny, "open", file).stdout)["left"]["queries_left"] == 20
+    assert run_gate(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
     poor = candidates(tiny, ("bad", "0.7"))
-    first = run(tiny, "submit", file, poor)
+    first = run_gate(tiny, "submit", file, poor)
     assert first.exit_code == 1 and json.loads(first.stdout)["verdicts"][0]["verdict"] == "no"
-    assert json.loads(run(tiny, "submit", file, poor).stdout) == json.loads(first.stdout)
-    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.8"))).exit_code == 1
-    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.9"))).exit_code == 3
+    assert json.loads(run_gate(tiny, "submit", file, poor).stdout) == json.loads(first.stdout)
+    assert run_gate(tiny, "submit", file, candidates(tiny, ("bad", "0.8"))).exit_code == 1
+    assert run_gate(tiny, "submit", file, candidates(tiny, ("bad", "0.9"))).exit_code == 3
     # What was answered before is answered still.
-    assert run(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
-    left = json.loads(run(tiny, "status", file).stdout)["left"]
+    assert run_gate(tiny, "submit", file, candidates(tiny, ("good", "0.7"))).exit_code == 0
+    left = json.loads(run_gate(tiny, "status", file).stdout)["left"]
     assert left["state"] == "closed" and left["failures_left"] == 0
     assert len(Ledger(tiny.ledger).releases()) == 1
 
 
 def test_the_status_of_another_revision_opens_nothing(tiny: Tiny, file: Path) -> None:
-    run(tiny, "open", file)
+    run_gate(tiny, "open", file)
     file.write_text(yaml.safe_dump(GATE | {"revision": 2}))
-    assert json.loads(run(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
+    assert json.loads(run_gate(tiny, "status", file).stdout)["left"] == {"state": "not opened"}
     assert len(Ledger(tiny.ledger).releases()) == 1
 
 
@@ -107,7 +98,7 @@ def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     uri = make_registry(tiny.folder)
     moves = ("--model", "scores", "--tracking-uri", uri, "--better-by", "0.1")
     both = candidates(tiny, ("bad", "0.3"), ("good", "0.7"))
-    done = run(tiny, "submit", file, both, *moves)
+    done = run_gate(tiny, "submit", file, both, *moves)
     assert done.exit_code == 0, done.output
     assert [v["outcome"] == "promoted" for v in json.loads(done.stdout)["verdicts"]] == [True, True]
     client = MlflowClient(tracking_uri=uri, registry_uri=uri)
@@ -115,12 +106,12 @@ def test_the_alias_moves_from_a_pipeline(tiny: Tiny, file: Path) -> None:
     assert version.tags["dpflow.name.champion"] == "good 0.7"
     # Plausible claims of what is worse promote nothing, so nothing is deployed.
     worse = candidates(tiny, ("bad", "0.29"))
-    done = run(tiny, "submit", file, worse, *moves)
+    done = run_gate(tiny, "submit", file, worse, *moves)
     (verdict,) = json.loads(done.stdout)["verdicts"]
     assert (verdict["verdict"], verdict["outcome"], done.exit_code) == ("yes", "no", 1)
-    assert run(tiny, "submit", file, worse, *moves, "--require", "plausible").exit_code == 0
+    assert run_gate(tiny, "submit", file, worse, *moves, "--require", "plausible").exit_code == 0
     with pytest.raises(InvalidInput, match="say where the model is registered"):
-        run(tiny, "submit", file, both, "--model", "scores", "--tracking-uri", "")
+        run_gate(tiny, "submit", file, both, "--model", "scores", "--tracking-uri", "")
 
 
 def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
@@ -138,7 +129,7 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
 
     def submit(*columns: str) -> tuple[int, list[str]]:
         listed.write_text(yaml.safe_dump([{"name": c, "features": [c]} for c in columns]))
-        done = run(tiny, "submit", file, listed, "--champion", champion)
+        done = run_gate(tiny, "submit", file, listed, "--champion", champion)
         return done.exit_code, [one["outcome"] for one in json.loads(done.stdout)["verdicts"]]
 
     assert submit("bad") == (0, ["promoted"]) and submit("bad", "good") == (0, ["promoted"] * 2)
@@ -148,18 +139,18 @@ def test_a_champion_in_a_file(tiny: Tiny, file: Path) -> None:
     fresh = tiny.folder / "fresh.yml"
     fresh.write_text(yaml.safe_dump(GATE | {"name": "fresh", "mechanism": "gate", "params": duel}))
     with pytest.raises(InvalidInput, match="leave --require out"):
-        run(tiny, "submit", file, listed, "--champion", champion, "--require", "plausible")
+        run_gate(tiny, "submit", file, listed, "--champion", champion, "--require", "plausible")
     # On rows where the version that it replaced is better, that one comes back, and replaced none.
     with duckdb.connect(str(tiny.database)) as connection:
         connection.execute("UPDATE visits SET good = 0.3, bad = 0.7")
-    done = run(tiny, "review", fresh, "--champion", champion)
+    done = run_gate(tiny, "review", fresh, "--champion", champion)
     fallen = json.loads(done.stdout)
     assert (done.exit_code, fallen["verdict"], fallen["rolled_back"]) == (1, "no", "1")
     content = json.loads(champion.read_text())
     assert content["champion"] == "1"
     assert content["versions"]["2"]["rolled_back"] == fallen["session"]
     with pytest.raises(InvalidInput, match="version 1 replaced none"):
-        run(tiny, "review", fresh, "--champion", champion)
+        run_gate(tiny, "review", fresh, "--champion", champion)
 
 
 VERSION = {"candidate": "c", "submission": "{}", "sessions": []}
@@ -188,13 +179,13 @@ def test_a_damaged_champion_file_opens_no_gate(tiny: Tiny, file: Path, content: 
     champion.write_text(json.dumps(content))
     for words in (("submit", file, candidates(tiny, ("good", "0.7"))), ("review", file)):
         with pytest.raises(InvalidInput, match="holds no champion of a gate, or it was damaged"):
-            run(tiny, *words, "--champion", champion)
+            run_gate(tiny, *words, "--champion", champion)
     assert Ledger(tiny.ledger).releases() == [] and json.loads(champion.read_text()) == content
 
 
 def test_a_review_without_a_champion_opens_no_gate(tiny: Tiny, file: Path) -> None:
     with pytest.raises(InvalidInput, match="there is no .*champion.json"):
-        run(tiny, "review", file, "--champion", tiny.folder / "champion.json")
+        run_gate(tiny, "review", file, "--champion", tiny.folder / "champion.json")
     assert Ledger(tiny.ledger).releases() == []
 
 
@@ -211,7 +202,7 @@ def test_options_that_mean_nothing_are_refused(
     tiny: Tiny, file: Path, options: tuple[str, ...], message: str
 ) -> None:
     with pytest.raises(InvalidInput, match=message):
-        run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), *options)
+        run_gate(tiny, "submit", file, candidates(tiny, ("good", "0.7")), *options)
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
 
 
@@ -222,37 +213,37 @@ def test_a_written_gate_names_its_table_from_its_own_folder(
     monkeypatch.chdir(tiny.folder)
     (tiny.folder / "gates").mkdir()
     for place, table in (("written.yml", "visits.yml"), ("gates/written.yml", "../visits.yml")):
-        run(tiny, "plan", file, "--write", place)
+        run_gate(tiny, "plan", file, "--write", place)
         assert yaml.safe_load(Path(place).read_text())["table"] == table
-        assert json.loads(run(tiny, "plan", place).stdout)["looks"] == 20
+        assert json.loads(run_gate(tiny, "plan", place).stdout)["looks"] == 20
 
 
 def test_mistakes_are_sentences_and_charge_nothing(tiny: Tiny, file: Path) -> None:
     path = tiny.folder / "candidates.yml"
     path.write_text("- {claim: 0.5}")
     with pytest.raises(InvalidInput, match="not every entry of .* is a candidate \\(1 of "):
-        run(tiny, "submit", file, path)
+        run_gate(tiny, "submit", file, path)
     path.write_text("name: x")
     with pytest.raises(InvalidInput, match="holds no list"):
-        run(tiny, "submit", file, path)
+        run_gate(tiny, "submit", file, path)
     no_metric = {name: value for name, value in GATE["params"].items() if name != "metric"}
     file.write_text(yaml.safe_dump(GATE | {"params": no_metric}))
     with pytest.raises(PlanRefused, match="fixes no metric"):
-        run(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
+        run_gate(tiny, "submit", file, candidates(tiny, ("good", "0.7")), "--model", "m", "--tracking-uri", "x")  # fmt: skip
     other = {"epsilon": "1", "groups": 10}
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "stable_median", "params": other}))
     with pytest.raises(PlanRefused, match="a gate is reusable_holdout or gate"):
-        run(tiny, "status", file)
+        run_gate(tiny, "status", file)
     assert Ledger(tiny.ledger).remaining("gate").rows()[0]["epsilon_spent"] == "0"
 
 
 def test_a_plan_draws_the_power_curve(tiny: Tiny, file: Path) -> None:
     """It rises, from the few refusals of an honest claim to those of an absurd one."""
-    about = json.loads(run(tiny, "plan", file, "--units", 4000, "--deviation", "0.4").stdout)
+    about = json.loads(run_gate(tiny, "plan", file, "--units", 4000, "--deviation", "0.4").stdout)
     refused = [row["refused"] for row in about["power"]]
     assert refused == sorted(refused) and refused[0] < 0.01 and refused[-1] > 0.9
     assert about["looks"] == 20 and about["paid answers"] == 2
-    assert json.loads(run(tiny, "plan", file).stdout)["power"] == []
+    assert json.loads(run_gate(tiny, "plan", file).stdout)["power"] == []
 
 
 @pytest.mark.parametrize("excess", [0.1, 0.15, 0.2, 0.3])
@@ -309,11 +300,11 @@ def test_what_a_retry_helps_ends_with_75(
         return ended.value.code
 
     assert code() == 75 and "submit the same again" in " ".join(capsys.readouterr().err.split())
-    left = json.loads(run(tiny, "status", file).stdout)["left"]
+    left = json.loads(run_gate(tiny, "status", file).stdout)["left"]
     assert left["queries_left"] == 19
     folder.mkdir()
     assert code() == 0
-    assert json.loads(run(tiny, "status", file).stdout)["left"] == left
+    assert json.loads(run_gate(tiny, "status", file).stdout)["left"] == left
 
 
 def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
@@ -327,13 +318,13 @@ def test_a_gate_on_means_in_a_pipeline(tiny: Tiny, file: Path) -> None:
         "failures": 2,
     }
     file.write_text(yaml.safe_dump(GATE | {"mechanism": "gate", "params": params}))
-    about = json.loads(run(tiny, "plan", file, "--units", 4000, "--deviation", "0.1").stdout)
+    about = json.loads(run_gate(tiny, "plan", file, "--units", 4000, "--deviation", "0.1").stdout)
     refused = [row["refused"] for row in about["power"]]
     assert refused == sorted(refused) and refused[0] < 0.01 and refused[3] > 0.95
-    done = run(tiny, "submit", file, candidates(tiny, ("good", "0.703")))
+    done = run_gate(tiny, "submit", file, candidates(tiny, ("good", "0.703")))
     verdict = json.loads(done.stdout)["verdicts"][0]
     assert done.exit_code == 0 and verdict["interval"][0] < 0.703 < verdict["interval"][1]
-    assert run(tiny, "submit", file, candidates(tiny, ("bad", "0.4"))).exit_code == 1
+    assert run_gate(tiny, "submit", file, candidates(tiny, ("bad", "0.4"))).exit_code == 1
 
 
 def test_a_candidate_that_no_gate_takes_costs_nothing(tiny: Tiny, file: Path) -> None:
@@ -349,7 +340,7 @@ def test_a_candidate_that_no_gate_takes_costs_nothing(tiny: Tiny, file: Path) ->
     ):
         candidates.write_text(yaml.safe_dump([good, bad]))
         with pytest.raises((InvalidInput, PlanRefused)):
-            run(tiny, "submit", file, candidates)
-        assert json.loads(run(tiny, "status", file).stdout)["left"]["state"] == "not opened"
+            run_gate(tiny, "submit", file, candidates)
+        assert json.loads(run_gate(tiny, "status", file).stdout)["left"]["state"] == "not opened"
     candidates.write_text(yaml.safe_dump([good]))
-    assert run(tiny, "submit", file, candidates).exit_code == 0
+    assert run_gate(tiny, "submit", file, candidates).exit_code == 0

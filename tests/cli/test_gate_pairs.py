@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
 import yaml
-from typer.testing import CliRunner
+from gate_commands import ask_gate
 
-from dpflow.cli import app
 from dpflow.errors import DpflowError, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.tables.access.declarations import load_table
@@ -32,13 +30,6 @@ METRIC = {"estimator": "auc", "label": "sick"}
 WISHES: dict[str, Any] = {
     "metric": METRIC, "tolerance": "0.1", "candidates": 20, "paid": 4, "units": 1000, "deviation": "0.3",
 }  # fmt: skip
-
-
-def run(tiny: Tiny, *words: object) -> tuple[int, Any]:
-    done = CliRunner().invoke(app, ["gate", *map(str, words), "--ledger", str(tiny.ledger), "--json"])  # fmt: skip
-    if isinstance(done.exception, DpflowError):
-        raise done.exception
-    return done.exit_code, json.loads(done.stdout)
 
 
 def write_gate(tiny: Tiny, gate: dict[str, Any], **table: Any) -> Path:
@@ -74,39 +65,39 @@ def test_the_better_table_becomes_champion(tiny: Tiny) -> None:
         write_gate(tiny, {"gate": WISHES | {"better_by": "0.02"}}),
         tiny.folder / "champion.json",
     )
-    _, planned = run(tiny, "plan", file)
+    _, planned = ask_gate(tiny, "plan", file)
     assert planned["verdicts"] == "proven" and "alike in each class" in str(planned)
     assert 0 < planned["proven_widths"]["fixed beforehand"] < 0.1
-    run(tiny, "open", file)
+    ask_gate(tiny, "open", file)
 
     def submit(*names: str) -> list[tuple[str, str]]:
-        code, said = run(tiny, "submit", file, write_candidates(tiny, *names), "--champion", champion)  # fmt: skip
+        code, said = ask_gate(tiny, "submit", file, write_candidates(tiny, *names), "--champion", champion)  # fmt: skip
         assert code == int(all(v["outcome"] == "not_better" for v in said["verdicts"])), said
         return [(v["outcome"], v.get("guarantee", "")) for v in said["verdicts"]]
 
     assert submit("good")[0][0] == "promoted"
     assert submit("poor", "better") == [("not_better", "proven"), ("promoted", "proven")]
     # What the gate asks, though the command asks for nothing; the same again is the same question.
-    _, said = run(tiny, "submit", file, write_candidates(tiny, "poor"), "--champion", champion)
+    _, said = ask_gate(tiny, "submit", file, write_candidates(tiny, "poor"), "--champion", champion)
     assert said["verdicts"][0]["better_by"] == "1/50", said
     with pytest.raises(PlanRefused, match="a comparison is of one label"):
-        run(tiny, "submit", file, write_candidates(tiny, "good", label="other"), "--champion", champion)  # fmt: skip
+        ask_gate(tiny, "submit", file, write_candidates(tiny, "good", label="other"), "--champion", champion)  # fmt: skip
 
 
 def test_a_claimed_area_has_an_interval(tiny: Tiny) -> None:
     file = write_gate(tiny, {"gate": WISHES | {"question": "claim"}})
-    code, said = run(tiny, "submit", file, write_candidates(tiny, "good", claim="0.81"))
+    code, said = ask_gate(tiny, "submit", file, write_candidates(tiny, "good", claim="0.81"))
     (verdict,) = said["verdicts"]
     # 400 of 1,000 are above all, and the others win as coins do: 1 - .6^2 / 2.
     assert (code, verdict["guarantee"]) == (0, "proven") and verdict["interval"][0] < 0.82
-    code, said = run(tiny, "submit", file, write_candidates(tiny, "poor", claim="0.81"))
+    code, said = ask_gate(tiny, "submit", file, write_candidates(tiny, "poor", claim="0.81"))
     assert code == 1 and said["verdicts"][0]["interval"][1] < 0.95
 
 
 def test_without_a_label_for_every_row_nothing_is_proven(tiny: Tiny) -> None:
     columns = {"sick": {"lower": 0, "upper": 1}, "visit": {}}
     file = write_gate(tiny, {"gate": WISHES | {"question": "claim"}}, columns=columns)
-    _, said = run(tiny, "submit", file, write_candidates(tiny, "good", claim="0.8"))
+    _, said = ask_gate(tiny, "submit", file, write_candidates(tiny, "good", claim="0.8"))
     assert "may lack a value in sick" in said["verdicts"][0]["because"]
 
 
@@ -114,7 +105,7 @@ def test_a_person_of_two_rows_proves_nothing(tiny: Tiny) -> None:
     file = write_gate(tiny, {"gate": WISHES | {"question": "claim"}})
     with duckdb.connect(str(tiny.database)) as connection:
         connection.execute("INSERT INTO visits VALUES ('p7', 9999, true, 1)")
-    _, said = run(tiny, "submit", file, write_candidates(tiny, "good", claim="0.8"))
+    _, said = ask_gate(tiny, "submit", file, write_candidates(tiny, "good", claim="0.8"))
     assert "several rows" in said["verdicts"][0]["because"]
 
 
@@ -139,5 +130,5 @@ def test_what_proves_nothing_is_refused(
     file = write_gate(tiny, mechanism | gate, **table)
     listed = write_candidates(tiny, "good")
     with pytest.raises(DpflowError, match=why):
-        run(tiny, "plan", file)
-        run(tiny, "submit", file, listed, "--champion", tiny.folder / "champion.json")
+        ask_gate(tiny, "plan", file)
+        ask_gate(tiny, "submit", file, listed, "--champion", tiny.folder / "champion.json")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import yaml
 from airflow_tasks import context
 from budget_books import Visitor
+from gate_commands import ask_gate
 from holdout_gates import MemoryRegistry
 from typer.testing import CliRunner
 
@@ -70,30 +70,24 @@ def write(tiny: Tiny, name: str, content: Any) -> Path:
     return path
 
 
-def run_gate(tiny: Tiny, *words: object) -> tuple[int, Any]:
-    words = ("gate", *words, "--ledger", tiny.ledger, "--json")
-    done = CliRunner().invoke(app, [*map(str, words)])
-    return done.exit_code, json.loads(done.stdout)
-
-
 def test_command_line_and_pages(holdout: Tiny) -> None:
     """Plan, open, submit by exit codes, status; looks, what is left, and verdicts on pages."""
     file = write(holdout, "gate.yml", GATE)
-    code, planned = run_gate(holdout, "plan", file, "--units", 400)
+    code, planned = ask_gate(holdout, "plan", file, "--units", 400)
     # No formula says how often it refuses, so there is no curve.
     assert code == 0 and planned["queries"] == 4 and planned["power"] == []
-    _, opened = run_gate(holdout, "open", file)
+    _, opened = ask_gate(holdout, "open", file)
     assert opened["left"] == {"state": "open", "answered": 0, "queries_left": 4}
 
     def submit(*candidates: dict[str, Any]) -> tuple[int, list[tuple[str, str]]]:
-        code, said = run_gate(holdout, "submit", file, write(holdout, "c.yml", list(candidates)))
+        code, said = ask_gate(holdout, "submit", file, write(holdout, "c.yml", list(candidates)))
         return code, [(verdict["verdict"], verdict["outcome"]) for verdict in said["verdicts"]]
 
     assert submit(GOOD, BAD) == (0, [("yes", "plausible"), ("no", "no")])
     assert submit(BAD) == (1, [("no", "no")])
     code, said = submit(*(BAD | {"name": claim, "claim": claim} for claim in ("0.8", "0.9", "1.0")))
     assert code == 3 and said == [("no", "no"), ("no", "no"), ("exhausted", "exhausted")]
-    assert run_gate(holdout, "status", file)[1]["left"]["queries_left"] == 0
+    assert ask_gate(holdout, "status", file)[1]["left"]["queries_left"] == 0
     view = BudgetView(holdout.ledger)
     visitor = Visitor(create_app(lambda: view, audience=lambda: Audience(None)))
     (row,) = visitor.read_tables("sessions")["Gates"]

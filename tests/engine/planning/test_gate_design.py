@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
+from gate_commands import run_gate
 
-from dpflow.cli import app
 from dpflow.core.contract.declaration import Table
 from dpflow.core.toolbox.gate_power import mean_refusal_probability
 from dpflow.core.toolbox.mean_test import splitting_width, transcript_width
 from dpflow.engine.planning.gate_design import GateWishes, design_gate, load_gate_file
-from dpflow.errors import DpflowError, InvalidDeclaration, InvalidInput, PlanRefused
+from dpflow.errors import InvalidDeclaration, InvalidInput, PlanRefused
 from dpflow.ledger import Ledger
 from dpflow.registry import Registry
 from dpflow.tables.access.declarations import load_table
@@ -163,19 +162,10 @@ def file(tiny: Tiny) -> Path:
     return path
 
 
-def run(tiny: Tiny, *words: object) -> Any:
-    done = CliRunner().invoke(
-        app, ["gate", *map(str, words), "--ledger", str(tiny.ledger), "--json"]
-    )
-    if isinstance(done.exception, DpflowError):
-        raise done.exception
-    return done
-
-
 def test_wishes_in_a_pipeline(tiny: Tiny, file: Path) -> None:
     """Planned, drawn, written down and submitted to: the written file is the same gate."""
     written, picture = tiny.folder / "written.yml", tiny.folder / "power.svg"
-    said = json.loads(run(tiny, "plan", file, "--write", written, "--plot", picture).stdout)
+    said = json.loads(run_gate(tiny, "plan", file, "--write", written, "--plot", picture).stdout)
     assert said["method"] == "mean, sparse vector" and len(said["compared"]) > 3
     assert [round(row["too good by"], 4) for row in said["power"]][:2] == [0, 0.0125]
     assert "<svg" in picture.read_text()
@@ -184,22 +174,22 @@ def test_wishes_in_a_pipeline(tiny: Tiny, file: Path) -> None:
     asked.write_text(
         yaml.safe_dump([{"name": "a", "features": ["sick", "guess"], "claim": "0.75"}])
     )
-    first = run(tiny, "submit", file, asked)
-    assert json.loads(run(tiny, "submit", written, asked).stdout) == json.loads(first.stdout)
+    first = run_gate(tiny, "submit", file, asked)
+    assert json.loads(run_gate(tiny, "submit", written, asked).stdout) == json.loads(first.stdout)
     assert len(Ledger(tiny.ledger).releases()) == 1
     with pytest.raises(InvalidInput, match="no power curve without"):
-        run(tiny, "plan", written, "--plot", picture)
+        run_gate(tiny, "plan", written, "--plot", picture)
 
 
 def test_mistakes_in_wishes_are_sentences(tiny: Tiny, file: Path) -> None:
     whole = yaml.safe_load(file.read_text())
     file.write_text(yaml.safe_dump(whole | {"params": {}}))
     with pytest.raises(InvalidDeclaration, match="mechanism and params are found for it"):
-        run(tiny, "plan", file)
+        run_gate(tiny, "plan", file)
     for wrong in ({"tolerance": 0}, {"confidence": 1}, {"units": 1}, {"surely": 1}):
         file.write_text(yaml.safe_dump(whole | {"gate": whole["gate"] | wrong}))
         with pytest.raises(InvalidDeclaration, match=f"gate: .*{next(iter(wrong))}"):
-            run(tiny, "plan", file)
+            run_gate(tiny, "plan", file)
 
 
 def test_noise_and_luck_add_up_as_stated() -> None:
