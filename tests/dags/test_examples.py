@@ -18,6 +18,7 @@ import duckdb
 import pytest
 import yaml
 from airflow_runs import airflow_database, run_dag
+from duckdb_files import execute
 from page_runner import examples
 from smallworld import Tiny
 from spark_servers import declare_source
@@ -67,14 +68,12 @@ def run(visits: Tiny, airflow_database: Path) -> Callable[..., Any]:
     return runs
 
 
+#: To the day that `run_dag` runs.
+MOVE = "UPDATE visits SET day = DATE '2020-01-01'"
+
+
 def tasks(run: Any) -> dict[str, str]:
     return {task: state for task, _, state, _ in run["tasks"]}
-
-
-def move_day(visits: Tiny) -> None:
-    """To the day that `run_dag` runs."""
-    with duckdb.connect(str(visits.database)) as connection:
-        connection.execute("UPDATE visits SET day = DATE '2020-01-01'")
 
 
 def test_a_file_is_loaded_checked_released_and_reported(visits: Tiny, run: Any) -> None:
@@ -96,7 +95,7 @@ def test_a_query_is_released_and_its_asset_is_read(
     visits: Tiny, run: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The report prints what the event of the release says."""
-    move_day(visits)
+    execute(visits.database, MOVE)
     events = """
 import sqlalchemy as sa
 from airflow.models.asset import AssetEvent
@@ -204,7 +203,7 @@ def test_a_budget_alert_is_sent(
     """When a block is nearly used up, and not before."""
     from dpflow import plan, release
 
-    move_day(visits)
+    execute(visits.database, MOVE)
     day = {"scope": "visits", "blocks": ["2020-01-01"]}
     table = visits.folder / "tables" / "visits.yml"
     release(plan("count", table, name="n", epsilon=epsilon, **day), Ledger(visits.ledger))

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
+from small_plans import planned
 from typer.testing import CliRunner
 
 import dpflow
-from dpflow import fault_points, plan, release
+from dpflow import fault_points, release
 from dpflow.cli.commands import app
 from dpflow.core.accounting.events import Pure
 from dpflow.core.accounting.privacy_filters import Filter, make_filter
@@ -82,11 +83,6 @@ def certify(ledger: Ledger, *mechanisms: str, signer: Signer | None = None, **ch
     """Write certificates beside the ledger's keys, as `dpflow certify` does."""
     notes = [describe(one, **changes).sign(signer or ledger.signer) for one in mechanisms]
     (ledger.anchor_folder / CERTIFICATES).write_text(write_notes(notes))
-
-
-def planned(tiny: Tiny, mechanism: str = "count", **changes: Any) -> Any:
-    given = {"name": "visits", "scope": "visits", "blocks": ["2020-01-01"], "epsilon": "0.25"}
-    return plan(mechanism, tiny.folder / "visits.yml", **given | changes)
 
 
 def spent(ledger: Ledger) -> Any:

@@ -6,6 +6,7 @@ import itertools
 import math
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -160,7 +161,7 @@ def test_a_retry_draws_with_the_bounds_that_were_charged(
     fields: dict[str, Any] = {"params": {"by": "state"}, "name": "retried"}
     plan = world.plan("count", **fields)
     with monkeypatch.context() as patch:
-        patch.setattr(execute, "_draw_and_settle", _stop)
+        patch.setattr(execute, "_draw_and_settle", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             release(plan, world.ledger, REGISTRY)
     charged = plan.chosen.bounds
@@ -174,10 +175,6 @@ def test_a_retry_draws_with_the_bounds_that_were_charged(
     key = RunIdentity.of_request(plan.request).key(plan)
     record = world.ledger.find(key)
     assert record is not None and record.request["chosen_bounds"] == plan.chosen.to_json()
-
-
-def _stop(*_: Any) -> None:
-    raise KeyboardInterrupt
 
 
 def test_people_overrule_a_profile(world: World, tmp_path: Path) -> None:

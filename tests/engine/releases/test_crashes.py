@@ -169,31 +169,6 @@ def driver() -> Iterator[subprocess.Popen[str]]:
     process.communicate(timeout=60)
 
 
-def killed(
-    driver: subprocess.Popen[str], folder: str, target: str, life: str, *points: str
-) -> None:
-    """Every child that dies is followed by two more tries, which show one result; books and output
-    agree at the end.
-    """
-    assert driver.stdin is not None and driver.stdout is not None
-    driver.stdin.write(json.dumps([folder, target, life, *points]) + "\n")
-    driver.stdin.flush()
-    said = json.loads(driver.stdout.readline())
-    assert isinstance(said, list), f"ended with {said}; see standard error"
-    deaths, tries, watched, books = said
-    charges, states, rows, ids, answers, spent, problems = books
-    if points[0].startswith("line."):
-        assert deaths == tries - watched
-    else:
-        assert deaths == (len(points) if len(points) > 1 else tries - 1)
-    assert deaths >= 2
-    assert (charges, problems, round(float(spent) * 1000)) == (tries, [], tries)
-    if life == "release":
-        assert (states, rows, ids) == (["settled"], tries, tries)
-    else:
-        assert (states, answers) == (["open"], 2 * tries)
-
-
 @pytest.mark.parametrize(
     ("life", "points"),
     [
@@ -219,14 +194,31 @@ def test_killed_anywhere(
     points: list[str],
 ) -> None:
     """Named points, SQL statements, and lines of everything between the reservation and the
-    published row.
+    published row. Every child that dies is followed by two more tries, which show one result; books
+    and output agree at the end.
     """
     target = (
         str(tiny.folder / "other.sqlite")
         if kind == "sqlite"
         else request.getfixturevalue("postgres")()
     )
-    killed(driver, str(tiny.folder), target, life, *points)
+    assert driver.stdin is not None and driver.stdout is not None
+    driver.stdin.write(json.dumps([str(tiny.folder), target, life, *points]) + "\n")
+    driver.stdin.flush()
+    said = json.loads(driver.stdout.readline())
+    assert isinstance(said, list), f"ended with {said}; see standard error"
+    deaths, tries, watched, books = said
+    charges, states, rows, ids, answers, spent, problems = books
+    if points[0].startswith("line."):
+        assert deaths == tries - watched
+    else:
+        assert deaths == (len(points) if len(points) > 1 else tries - 1)
+    assert deaths >= 2
+    assert (charges, problems, round(float(spent) * 1000)) == (tries, [], tries)
+    if life == "release":
+        assert (states, rows, ids) == (["settled"], tries, tries)
+    else:
+        assert (states, answers) == (["open"], 2 * tries)
 
 
 FULL = """

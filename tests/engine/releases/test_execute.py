@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import duckdb
 import pytest
+from duckdb_files import execute
+from small_plans import planned
 
-from dpflow import hookimpl, load_table, plan, release
+from dpflow import hookimpl, load_table, release
 from dpflow.core.contract.result_fields import FIELDS
 from dpflow.core.contract.results import NONE, Result, Synthetic
 from dpflow.engine.releases.execute import release_all
@@ -46,18 +48,7 @@ if TYPE_CHECKING:
     from smallworld import Tiny
 
 SECRET = 7_364_519
-
-
-def planned(
-    tiny: Tiny, mechanism: str = "count", registry: Registry | None = None, **changes: Any
-) -> Any:
-    given: dict[str, Any] = {
-        "name": "visits",
-        "scope": "visits",
-        "blocks": ["2020-01-01"],
-        "epsilon": "0.25",
-    }
-    return plan(mechanism, tiny.folder / "visits.yml", registry=registry, **(given | changes))
+TAKEN = "CREATE VIEW per_city AS SELECT 1 AS mine"
 
 
 def spent(tiny: Tiny) -> Fraction:
@@ -165,14 +156,9 @@ def planned_in(tiny: Tiny, name: str, table: str, epsilon: str) -> tuple[Any, Ru
     return made, RunIdentity.of_request(made.request)
 
 
-def take_name(tiny: Tiny, name: str) -> None:
-    with duckdb.connect(str(tiny.folder / "out.duckdb")) as connection:
-        connection.execute(f"CREATE VIEW {name} AS SELECT 1 AS mine")
-
-
 def test_a_taken_name_is_refused_before_the_charge(tiny: Tiny) -> None:
     """Another task's view had the name of the output table: all of the list was charged, and its second never drawn."""
-    take_name(tiny, "per_city")
+    execute(tiny.folder / "out.duckdb", TAKEN)
     pair = [planned_in(tiny, "a", "free", "0.25"), planned_in(tiny, "b", "per_city", "0.125")]
     with pytest.raises(
         TableUnreadable, match="a view under the name 'per_city'.*nothing was charged now"
@@ -188,7 +174,7 @@ def test_a_name_that_is_taken_after_the_charge_keeps_no_other_release(
     ledger, out = Ledger(tiny.ledger), tiny.folder / "out.duckdb"
     reserve = Ledger.reserve_many
     monkeypatch.setattr(
-        Ledger, "reserve_many", lambda *a, **k: (reserve(*a, **k), take_name(tiny, "per_city"))[0]
+        Ledger, "reserve_many", lambda *a, **k: (reserve(*a, **k), execute(out, TAKEN))[0]
     )
     pair = [planned_in(tiny, "a", "per_city", "0.25"), planned_in(tiny, "b", "free", "0.125")]
     with pytest.raises(TableUnreadable, match="'a'.*is settled and paid, so asking again is free"):
@@ -215,7 +201,7 @@ def test_publishing_goes_past_what_cannot_be_written(
         patch.setattr(Count, "draw", lambda *_: made)
         first = release(planned(tiny, name="rows"), ledger)
     second = release(planned(tiny, epsilon="0.125"), ledger)
-    take_name(tiny, "rows_synthetic")
+    execute(tiny.folder / "out.duckdb", TAKEN.replace("per_city", "rows_synthetic"))
     stopped = f"1 settled releases were copied, and 1 could not be: {first.release_id}; .*'rows_synthetic'"
     with pytest.raises(TableUnreadable, match=stopped):
         publish_missing(ledger, out, "releases")

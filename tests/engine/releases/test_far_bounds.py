@@ -39,20 +39,6 @@ HIDDEN = (NO_VALUE, NO_RANK, ONLY_A_BOUND, NO_INFORMATION)
 SUMS = {"mean": {}, "variance": {}}
 
 
-def release_once(name: str, table: Table, ledger: Ledger, params: dict[str, Any]) -> str:
-    """ "number", "none" or the name of a refusal; a number that is not shown for so few rows, as a mean or
-    a quantile, is as good as one.
-    """
-    try:
-        plan = dpflow.plan(name, table, name=name, scope="s", epsilon="1", **params)
-        receipt = dpflow.release(plan, ledger)
-    except dpflow.errors.DpflowError as refusal:
-        return type(refusal).__name__
-    rows = receipt.result.rows
-    is_hidden = bool(rows) and rows[0].remark in HIDDEN
-    return "number" if rows and (rows[0].value is not None or is_hidden) else "none"
-
-
 @pytest.mark.parametrize(("kind", "low", "high"), FAR)
 def test_rows_do_not_decide_whether_there_is_a_number(
     kind: str, low: int, high: int, tmp_path: Path
@@ -80,7 +66,17 @@ def test_rows_do_not_decide_whether_there_is_a_number(
             "s", "1000", "0", table=declared, filter="basic", principal="o", confirm_large=True
         )
         for name, params in (VALUES | SUMS).items():
-            outcome = release_once(name, declared, ledger, {"column": "x"} | params)
+            given = {"column": "x"} | params
+            try:
+                plan = dpflow.plan(name, declared, name=name, scope="s", epsilon="1", **given)
+                found = dpflow.release(plan, ledger).result.rows
+            except dpflow.errors.DpflowError as refusal:
+                outcome = type(refusal).__name__
+            else:
+                # One that is not shown for so few rows, as a mean or a quantile, is as good as a number.
+                is_hidden = bool(found) and found[0].remark in HIDDEN
+                is_number = found and (found[0].value is not None or is_hidden)
+                outcome = "number" if is_number else "none"
             results.setdefault(name, set()).add(outcome)
     for name, outcomes in results.items():
         # Sums are refused where one row may move them by 2^62, whatever the rows are.

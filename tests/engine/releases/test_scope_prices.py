@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from fractions import Fraction
 from functools import lru_cache
@@ -15,7 +14,7 @@ import pytest
 
 from dpflow import sql
 from dpflow.core.accounting.amounts import DELTA_UNIT, EPSILON_UNIT, to_units_up
-from dpflow.core.accounting.privacy_filters import Filter, make_filter
+from dpflow.core.accounting.privacy_filters import make_filter
 from dpflow.core.contract.declaration import Table
 from dpflow.engine import make_plan
 from dpflow.engine.planning.precheck import forecast
@@ -64,24 +63,6 @@ def list_examples(name: str) -> list[Example]:
     return own + [replace(one, params={**one.params, **cost}) for one, cost in costs]
 
 
-def plan_examples(name: str, filters: tuple[Filter, ...]) -> Iterator[tuple[Plan, Any]]:
-    """Plans in a scope with these filters that it can pay, with the parameters that were asked."""
-    scope = "a/b" if len(filters) == 2 else "a"
-    known = ScopeFilters(None, dict(zip(("a", "a/b"), filters)))
-    mechanism = REGISTRY.mechanisms[name]
-    for example in list_examples(name):
-        request = ReleaseRequest(
-            name=name, mechanism=name, table=example.table, scope=scope, params=example.params
-        )
-        try:
-            asked = mechanism.Params.model_validate(example.params)
-            plan = make_plan(request, REGISTRY, is_supposed=True, filters=known)
-        except (InvalidInput, ValueError):
-            continue
-        if known.hold(scope, plan.event) and asked.delta:
-            yield plan, asked
-
-
 @pytest.mark.parametrize(
     "path",
     ["basic", *(pytest.param(one, marks=pytest.mark.slow) for one in PATHS if one != "basic")],
@@ -91,7 +72,20 @@ def test_stated_cost_is_what_the_filters_charge(name: str, path: str) -> None:
     """Over all mechanisms with a delta: where a filter sums epsilons, the cost is to the unit what it charges;
     elsewhere it is proved of the event. It is never above what is asked.
     """
-    planned = [*plan_examples(name, PATHS[path])]
+    scope = "a/b" if len(PATHS[path]) == 2 else "a"
+    known = ScopeFilters(None, dict(zip(("a", "a/b"), PATHS[path])))
+    planned: list[tuple[Plan, Any]] = []
+    for example in list_examples(name):
+        request = ReleaseRequest(
+            name=name, mechanism=name, table=example.table, scope=scope, params=example.params
+        )
+        try:
+            asked = REGISTRY.mechanisms[name].Params.model_validate(example.params)
+            plan = make_plan(request, REGISTRY, is_supposed=True, filters=known)
+        except (InvalidInput, ValueError):
+            continue
+        if known.hold(scope, plan.event) and asked.delta:
+            planned.append((plan, asked))
     assert planned or path not in ("basic", "hybrid")
     for plan, asked in planned:
         epsilon, delta = map(Fraction, plan.privacy_cost())

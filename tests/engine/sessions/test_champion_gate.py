@@ -275,27 +275,6 @@ def test_a_claim_that_fails_on_fresh_rows_rolls_back(tiny: Tiny, table: Path) ->
         review_champion(fresh, MemoryRegistry())
 
 
-def _registered(tiny: Tiny, uri: str) -> dict[str, Any]:
-    """A model that says what column a says, logged and registered."""
-    import mlflow
-    from sklearn.tree import DecisionTreeClassifier
-
-    mlflow.set_tracking_uri(uri)
-    experiment = mlflow.create_experiment("x", artifact_location=(tiny.folder / "runs").as_uri())
-    with mlflow.start_run(experiment_id=experiment) as run:
-        import skops.io
-
-        file = tiny.folder / "model" / "model.skops"
-        file.parent.mkdir()
-        skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]), file)
-        mlflow.log_artifact(str(file), "model")
-    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
-    client.create_registered_model("late")
-    source = f"{run.info.artifact_uri}/model"
-    client.create_model_version("late", source=source, run_id=run.info.run_id)
-    return {"run": run.info.run_id, "client": client}
-
-
 def test_a_registered_version_hears_its_verdict(
     tiny: Tiny, table: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -303,23 +282,35 @@ def test_a_registered_version_hears_its_verdict(
     retry costs nothing and moves the alias once.
     """
     import mlflow
+    import skops.io
+    from sklearn.tree import DecisionTreeClassifier
 
     uri = make_registry(tiny.folder)
-    made = _registered(tiny, uri)
+    mlflow.set_tracking_uri(uri)
+    experiment = mlflow.create_experiment("x", artifact_location=(tiny.folder / "runs").as_uri())
+    with mlflow.start_run(experiment_id=experiment) as run:
+        # A model that says what column a says.
+        file = tiny.folder / "model" / "model.skops"
+        file.parent.mkdir()
+        skops.io.dump(DecisionTreeClassifier().fit([[0.0], [1.0]], [0, 1]), file)
+        mlflow.log_artifact(str(file), "model")
+    run_id = run.info.run_id
+    client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+    client.create_registered_model("late")
+    client.create_model_version("late", source=f"{run.info.artifact_uri}/model", run_id=run_id)
     given = PARAMS | {"metric": "accuracy", "epsilon": "40", "count_epsilon": "1"}
     shared = {"label": "sick", "features": ["a"], "tracking_uri": uri}
     session = open_session(tiny, "gate", **given)
     gate = ModelGate(session, defaults=shared)
     verdict = gate.submit("models:/late/1", 0.6)
     assert verdict["verdict"] == "yes" and gate.submit("models:/late/1", 0.6) == verdict
-    client = made["client"]
     tags = client.get_model_version("late", "1").tags
     assert tags["dpflow.verdict"] == "yes" and tags["dpflow.session"] == verdict["session"]
     assert tags["dpflow.commitment"] == verdict["commitment"] and "dpflow.interval" in tags
-    listed = [one.path for one in client.list_artifacts(made["run"], "dpflow")]
+    listed = [one.path for one in client.list_artifacts(run_id, "dpflow")]
     assert len(listed) == 1 and listed[0].startswith("dpflow/verdict-")
-    assert gate.submit(f"runs:/{made['run']}/model", "0.9")["verdict"] == "no"
-    assert client.get_run(made["run"]).data.tags["dpflow.verdict"] == "no"
+    assert gate.submit(f"runs:/{run_id}/model", "0.9")["verdict"] == "no"
+    assert client.get_run(run_id).data.tags["dpflow.verdict"] == "no"
     left = gate.status()["queries_left"]
 
     from dpflow.engine.sessions.model_promotion import Promoter

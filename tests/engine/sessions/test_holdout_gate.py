@@ -21,7 +21,6 @@ from holdout_gates import (
 
 from dpflow import Session, plan, release
 from dpflow.engine.releases.execute import data_names
-from dpflow.engine.releases.plan import Plan
 from dpflow.engine.sessions.holdout_gate import (
     join_outcomes,
     judge,
@@ -183,7 +182,8 @@ def test_joining_a_holdout_as_a_dimension_is_reading_it(tiny: Tiny, ledger: Ledg
     with pytest.raises(DatasetLocked, match="this relation, by where it is stored"):
         release(peek, ledger)
     assert release(fair, ledger).replayed
-    assert release(replace_name(fair, "again"), ledger).result.rows[0].value > 3900
+    again = replace(fair, request=fair.request.model_copy(update={"name": "again"}))
+    assert release(again, ledger).result.rows[0].value > 3900
     for number in range(2):
         judge(session, wrong(number))
     assert release(peek, ledger).result.rows[0].value > 3900 and ledger.verify().ok
@@ -238,10 +238,6 @@ def test_a_view_is_the_rows_that_it_reads(
         release(second, ledger)
     aside = plan("count", tiny.folder / "cities.yml", name="a", scope="more", epsilon="1")
     assert release(aside, ledger).result.rows
-
-
-def replace_name(planned: Plan, name: str) -> Plan:
-    return replace(planned, request=planned.request.model_copy(update={"name": name}))
 
 
 def test_fresh_data_takes_over_by_itself(tiny: Tiny, ledger: Ledger) -> None:

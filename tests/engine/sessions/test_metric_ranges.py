@@ -174,6 +174,7 @@ def test_columns_of_different_bounds_are_not_compared(
     assert session.remaining()["answered"] == 1
 
 
+@pytest.fixture
 def scores(tiny: Tiny) -> dict[str, Any]:
     """Sure and wrong for 35 of 100 rows, and always nearly sure and wrong: at the floor 1e-15 the first loses more."""
     tables = {}
@@ -193,7 +194,7 @@ def scores(tiny: Tiny) -> dict[str, Any]:
     ("floor", "verdict"), [(None, "yes"), ("0.000000000000001", "no"), ("0.01", "yes")]
 )
 def test_a_log_loss_reaches_as_far_as_its_floor(
-    tiny: Tiny, table: Path, mechanism: str, floor: str | None, verdict: str
+    tiny: Tiny, table: Path, scores: Any, mechanism: str, floor: str | None, verdict: str
 ) -> None:
     """Of 34.5 the bold one loses 12.1, more than the 11.5 of the meek; of 13.8 it loses 4.8, of 4.6 1.6."""
     metric = {"estimator": "log_loss", **({"options": {"floor": floor}} if floor else {})}
@@ -204,7 +205,7 @@ def test_a_log_loss_reaches_as_far_as_its_floor(
         session.load_candidate(
             parse_submission(session, {"name": name, "label": "sick", "predictions": said, **claim})
         )
-        for name, said in scores(tiny).items()
+        for name, said in scores.items()
     )
     answer = session.challenge(bold, meek)
     assert (answer["verdict"], answer["guarantee"]) == (verdict, "proven")

@@ -48,10 +48,6 @@ def loss_of(column: str, claim: str) -> dict[str, Any]:
     return {"name": column, "features": [column], "claim": claim}
 
 
-def parse_submission(session: Session, column: str) -> Submission:
-    return Submission.model_validate(session.fill_metric(loss_of(column, "0.45")))
-
-
 def test_a_better_claim_does_not_replace_a_better_model(tiny: Tiny) -> None:
     """A loss that is claimed to be 0.0001 fails; one whose claim is plausible but whose model is
     worse stays out; the better model comes in, whatever it claims.
@@ -112,8 +108,11 @@ def test_scores_of_other_columns_are_scored_by_themselves(tiny: Tiny) -> None:
     other.
     """
     session, _ = losses(tiny, failures=5)
-    session.challenge(*(load_candidate(parse_submission(session, c)) for c in ("good", "bad")))
-    good = load_candidate(parse_submission(session, "good"))
+    good, bad = (
+        load_candidate(Submission.model_validate(session.fill_metric(loss_of(column, "0.45"))))
+        for column in ("good", "bad")
+    )
+    session.challenge(good, bad)
     said = {"estimator": "column_mean", "claim": "0.3"}
     # A loss of 0.3 is too good for `bad` and too bad for `good`, which passes.
     assert session.ask(said | {"columns": ["good"]}, good)["verdict"] == "yes"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from itertools import product
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +96,6 @@ def open_gate(tiny: Tiny, metric: Any, **params: Any) -> Session:
     return Session.open(planned, Ledger(tiny.ledger), Registry.load())
 
 
-def candidate(
-    sources: Mapping[str, Any], source: str, rival: bool, label: str, n: int
-) -> dict[str, Any]:
-    brought: dict[str, Any] = {"name": "c", "features": ["a", "b"][:n]}
-    brought |= {source: sources[source]} if source else {}
-    brought |= {"rival": sources["file"]} if rival else {}
-    return brought | ({"label": label} if label else {})
-
-
 @pytest.mark.parametrize("every", [4, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("metric", METRICS)
 @pytest.mark.parametrize("question", ["claim", "champion"])
@@ -123,7 +113,11 @@ def test_only_what_is_used_is_taken(
     for place, fields in enumerate(FIELDS):
         if (place + turn) % every and not is_used(metric, *fields):
             continue
-        brought, registry = candidate(sources, *fields) | claim, MemoryRegistry()
+        source, rival, label, n = fields
+        brought, registry = {"name": "c", "features": ["a", "b"][:n], **claim}, MemoryRegistry()
+        brought |= {source: sources[source]} if source else {}
+        brought |= {"rival": sources["file"]} if rival else {}
+        brought |= {"label": label} if label else {}
         if is_used(metric, *fields):
             verdict = judge(gate, brought, registry if question == "champion" else None)
             assert verdict["verdict"] in ("yes", "no"), fields

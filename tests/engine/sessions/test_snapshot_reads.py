@@ -41,24 +41,20 @@ def private(tiny: Tiny) -> SnapshotTable:
     return SnapshotTable(load_table(declared))
 
 
-def _subject(tiny: Tiny, text: str = "(id * 7919) % 1000 / 999.0") -> Subject:
-    file = tiny.folder / "said.duckdb"
-    file.unlink(missing_ok=True)
-    with duckdb.connect(str(file)) as connection:
-        connection.execute(
-            f"CREATE TABLE said AS SELECT i AS id, {text} AS prediction FROM range(999) t(i), LATERAL (SELECT i AS id)"
-        )
-    table = read_predictions(file, "said", "id")
-    return Subject(("sick", "id"), {}, "sick", table.predict, table.score)
-
-
 @pytest.mark.parametrize("metric", ["squared_loss", "log_loss", "accuracy"])
 def test_a_batch_of_groups_is_each_group_by_itself(
     tiny: Tiny, private: SnapshotTable, metric: str
 ) -> None:
     """Bit for bit, and whatever stands in other groups."""
-    estimator, subject = Registry.load().find_estimator(metric), _subject(tiny)
-    subject = Subject(subject.columns, estimator.options, "sick", subject.predict, subject.score)
+    file = tiny.folder / "said.duckdb"
+    with duckdb.connect(str(file)) as connection:
+        connection.execute(
+            "CREATE TABLE said AS SELECT i AS id, (id * 7919) % 1000 / 999.0 AS prediction "
+            "FROM range(999) t(i), LATERAL (SELECT i AS id)"
+        )
+    said = read_predictions(file, "said", "id")
+    estimator = Registry.load().find_estimator(metric)
+    subject = Subject(("sick", "id"), estimator.options, "sick", said.predict, said.score)
 
     def estimate(**more: Any) -> Any:
         return group_values(private, GROUPS, SECRET, (), estimator, subject, 0.7, **more)
