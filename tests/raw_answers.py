@@ -30,7 +30,10 @@ def ask(private: PrivateTable, request: Any, blocks: Sequence[str]) -> Any:
     """The exact answer to a request, in a form that can be compared."""
     match request:
         case GroupValues():
-            return _count_rows(*private.grouped_rows(request, SECRET, blocks))
+            groups, columns = private.grouped_rows(request, SECRET, blocks)
+            values = [map(repr, column.tolist()) for column in columns.values()]
+            listed = zip(groups.tolist(), *values, strict=True)
+            return Counter(("row of a group", *row) for row in listed)
         case GroupMoments():
             found = private.group_moments(request, SECRET, blocks)
             return np.stack([found[name] for name in request.measures], axis=1)
@@ -39,11 +42,6 @@ def ask(private: PrivateTable, request: Any, blocks: Sequence[str]) -> Any:
             return np.stack([found, _estimate_over(private, request, blocks)], axis=1)
     with private.open_answer(request, blocks) as answer:
         return _count_answer(answer, request)
-
-
-def _count_rows(groups: Any, columns: dict[str, Any]) -> Counter[Any]:
-    values = [map(repr, column.tolist()) for column in columns.values()]
-    return Counter(("row of a group", *row) for row in zip(groups.tolist(), *values, strict=True))
 
 
 def _estimate_over(private: PrivateTable, request: GroupEstimates, blocks: Sequence[str]) -> Any:

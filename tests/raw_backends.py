@@ -8,8 +8,8 @@ answers, exactly: contributions are within their bounds.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -150,18 +150,12 @@ def _facets(kind: str, case: Case) -> set[tuple[str, ...]]:
     return case.facets() | {("kind and use", kind, case.role[-1])}
 
 
-@contextmanager
-def one_group() -> Iterator[None]:
-    """Backends divide units by hashes of their own, so all are in one group."""
-    with patch.object(raw_matrix, "GROUPS", 1):
-        yield
-
-
 def check_on_backend(world: ParquetWorld, case: Case) -> bool:
     """A case shows on a backend the same with raw values and without, and what the reference answers.
     Whether both answered.
     """
-    with one_group():
+    # Backends divide units by hashes of their own, so all are in one group.
+    with patch.object(raw_matrix, "GROUPS", 1):
         plain = world.run(case, "plain")
         answered = False
         # A date or time beyond the calendar has no key on Spark.

@@ -11,6 +11,7 @@ import ctypes
 import struct
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import duckdb
@@ -323,19 +324,13 @@ def _dictionary(values: Sequence[Any]) -> Column:
     return Column("i", len(values), [None, np.array(codes, np.int32).tobytes()], dictionary=words)
 
 
-def _lists(values: Sequence[Any]) -> Column:
+def _lists(values: Sequence[Any], nested: bool = False) -> Column:
     inner = [one for value in values for one in value or ()]
     ends = np.cumsum([0, *(len(value or ()) for value in values)]).astype(np.int32).tobytes()
-    child = fixed("l", [None if one is None else struct.pack("<q", one) for one in [*inner, 0]])
+    packed = [] if nested else [None if n is None else struct.pack("<q", n) for n in [*inner, 0]]
+    child = _lists([*inner, ()]) if nested else fixed("l", packed)
     bits = valid_bits([value is not None for value in values])
     return Column("+l", len(values), [bits, ends], [("item", child)])
-
-
-def _nested_lists(values: Sequence[Any]) -> Column:
-    inner = [one for value in values for one in value or ()]
-    ends = np.cumsum([0, *(len(value or ()) for value in values)]).astype(np.int32).tobytes()
-    bits = valid_bits([value is not None for value in values])
-    return Column("+l", len(values), [bits, ends], [("item", _lists([*inner, ()]))])
 
 
 def _structs(values: Sequence[Any]) -> Column:
@@ -546,7 +541,7 @@ TYPES: tuple[RawType, ...] = (
         "LIST of LIST",
         (((0,),), ((1,),), ((2,),)),
         ((), ((),), ((None,), ())),
-        _load_arrow(_nested_lists),
+        _load_arrow(partial(_lists, nested=True)),
     ),
     RawType("STRUCT", ((0,), (1,), (2,)), ((None,), (-_I32,), (_I32 - 1,)), _load_arrow(_structs)),
     RawType(

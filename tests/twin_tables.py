@@ -207,10 +207,6 @@ def _by_key(keys: Sequence[Any], numbers: Any) -> dict[Any, int]:
     return dict(zip(keys, map(int, numbers), strict=True))
 
 
-def _codes_of(counts: ValueCounts) -> list[int]:
-    return [0] * len(counts.values) if counts.codes is None else counts.codes.tolist()
-
-
 def distance(a: dict[Any, int], b: dict[Any, int]) -> int:
     """How much two statistics differ in all groups together."""
     return sum(abs(a.get(key, 0) - b.get(key, 0)) for key in a.keys() | b.keys())
@@ -222,12 +218,12 @@ def check_distance(asked: Asked, with_unit: Any, without: Any, touched: set[str]
     if isinstance(with_unit, ValueCounts):
         assert isinstance(without, ValueCounts) and isinstance(request, SortedValues)
         most = ROWS * (GROUPS if request.by else 1)
-        a, b = (
-            _by_key(list(zip(_codes_of(one), one.values.tolist(), strict=True)), one.counts)
-            for one in (with_unit, without)
-        )
+        by_value = []
+        for one in (with_unit, without):
+            codes = [0] * len(one.values) if one.codes is None else one.codes.tolist()
+            by_value.append(_by_key([*zip(codes, one.values.tolist(), strict=True)], one.counts))
         # Another choice among the unit's own values takes one away for each that it adds.
-        assert distance(a, b) <= most * blocks
+        assert distance(*by_value) <= most * blocks
         return
     assert isinstance(with_unit, Groups) and isinstance(request, GroupedSums)
     cells = request.groups

@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -220,17 +221,7 @@ def test_what_is_joined_is_named_in_the_ledger(make: Make, tmp_path: Path) -> No
     table, ledger = make().declaration, Ledger(tmp_path / "ledger.db", create=True)
     own = table.source.find_relation("people")
     people = table.model_copy(update={"source": own, "joins": (), "name": "people", "columns": {}})
-    planned = plan_of(table)
-    joined = data_names(planned, ledger, PrivateTable(table))
-    alone = data_names(plan_of(people), ledger, PrivateTable(people))
+    joined, alone = (
+        data_names(SimpleNamespace(table=one), ledger, PrivateTable(one)) for one in (table, people)
+    )
     assert len(joined) == 4 and alone[1] in joined
-
-
-def plan_of(table: Table) -> Any:
-    """What `data_names` reads of a plan."""
-
-    class Planned:
-        def __init__(self) -> None:
-            self.table = table
-
-    return Planned()
