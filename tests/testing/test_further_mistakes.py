@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,8 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox.noise import Noise, laplace_noise
 from dpflow.testing.generated_checks import GENERATED, find_violation
 from dpflow.testing.generated_ranges import range_cases
-from dpflow.testing.harness import NotConformant, spend_effort
 from tests.testing.corpus.broken_moves import KeyedParams, SoundKeyed
+from tests.testing.refuted import is_refuted
 
 
 def show(keys: Any, values: Any) -> tuple[Row, ...]:
@@ -270,28 +271,21 @@ WRONG = (
 RIGHT = (SecondLook, RoundedAfter, NotNegative, LargestOfNoisy, QuotientOfNoisy)
 
 
-def _is_refuted(kind: type[SoundKeyed], effort: float) -> bool:
-    try:
-        with spend_effort(effort):
-            for rule in GENERATED:
-                rule(kind())
-    except NotConformant as refusal:
-        return bool(str(refusal))
-    return False
-
-
 @pytest.mark.parametrize(
     "kind", [k if k in BRIEF else pytest.param(k, marks=pytest.mark.slow) for k in WRONG]
 )
 def test_a_mistake_is_refuted(kind: type[SoundKeyed]) -> None:
     """On generated tables; names of keys and columns were not tried, so three of them passed."""
-    assert any(_is_refuted(kind, effort) for effort in (1 / 32, 1 / 4, 1))
+    assert any(
+        is_refuted([partial(rule, kind()) for rule in GENERATED], effort)
+        for effort in (1 / 32, 1 / 4, 1)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", RIGHT)
 def test_what_is_made_of_noisy_numbers_is_not_refuted(kind: type[SoundKeyed]) -> None:
-    assert not _is_refuted(kind, 1 / 16)
+    assert not is_refuted([partial(rule, kind()) for rule in GENERATED], 1 / 16)
 
 
 def test_names_that_code_asks_for_are_tried() -> None:
