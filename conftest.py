@@ -10,6 +10,7 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
@@ -102,12 +103,8 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     SystemSource.draw_words = DRAW_WORDS if fresh else draw_words  # type: ignore[method-assign]
 
 
-def draw_fresh_noise() -> None:
-    """In a child, which would draw what its parent draws."""
-    SystemSource.draw_words = DRAW_WORDS  # type: ignore[method-assign]
-
-
-os.register_at_fork(after_in_child=draw_fresh_noise)
+# A child would draw what its parent draws.
+os.register_at_fork(after_in_child=partial(setattr, SystemSource, "draw_words", DRAW_WORDS))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -182,7 +182,13 @@ def audit_numbers(
     """
     misses, texts, seeds = Misses(), corner.values, count(first, 1000)
     tables = [[texts[i % len(texts)] for i in range(n)] for n in (0, 1, 3, ROWS)]
-    places = store({f"t{i}": _fill(corner, values) for i, values in enumerate(tables)})
+    kinds = {"u": "BIGINT", "k": "VARCHAR", "p": "BIGINT", "b": "DATE"}
+    kinds |= {"x": corner.kind, "y": corner.kind}
+    contents = {}
+    for i, values in enumerate(tables):
+        listed = [[str(n), "ab"[n % 2], "0", DAY, text, text] for n, (text, _) in enumerate(values)]
+        contents[f"t{i}"] = (kinds, listed)
+    places = store(contents)
     for i, values in enumerate(tables):
         declared = FORMS["own"].declare(corner, places[f"t{i}"], "")
         declared = declared.model_copy(update={"neighbours": neighbours})
@@ -195,17 +201,16 @@ def audit_numbers(
             drawn = list(_draw(name, declared, {**params, "epsilon": epsilon}, next(seeds)))
             misses.refused += not drawn
             words = f"{name} at {epsilon}, {neighbours}, {corner.name}: {len(values)} rows"
-            for number, draws in _by_number(drawn).items():
+            # By key and measure; of a release at most eight rows, spread over the keys.
+            numbers: dict[tuple[str, str], list[Row]] = {}
+            for released in drawn:
+                for row in released[:: max(1, len(released) // 8)]:
+                    numbers.setdefault((row.key, row.measure), []).append(row)
+            for number, draws in numbers.items():
                 held = (_holds(rows, row, truth) for row in draws)
                 hits = [hit for hit in held if hit is not None]
                 misses.add(f"{name} {number[1]}", hits, f"{words}: {number}")
     return misses
-
-
-def _fill(corner: Corner, values: Sequence[tuple[str | None, Number]]) -> Any:
-    kinds = {"u": "BIGINT", "k": "VARCHAR", "p": "BIGINT", "b": "DATE"}
-    rows = [[str(i), "ab"[i % 2], "0", DAY, text, text] for i, (text, _) in enumerate(values)]
-    return kinds | {"x": corner.kind, "y": corner.kind}, rows
 
 
 def _draw(name: str, table: Any, params: Mapping[str, Any], first: int) -> Iterator[Sequence[Row]]:
@@ -226,19 +231,24 @@ def _draw(name: str, table: Any, params: Mapping[str, Any], first: int) -> Itera
             yield mechanism.draw(planned, table, answer, StreamSource(first + seed)).rows
 
 
-def _by_number(drawn: Sequence[Sequence[Row]]) -> Mapping[tuple[str, str], list[Row]]:
-    """Rows by key and measure, at most eight of them and spread over the keys."""
-    found: dict[tuple[str, str], list[Row]] = {}
-    for rows in drawn:
-        for row in rows[:: max(1, len(rows) // 8)]:
-            found.setdefault((row.key, row.measure), []).append(row)
-    return found
-
-
 def _holds(rows: Rows, row: Row, truth: Truth | None) -> bool | None:
-    """Whether the truth is in the interval; None where nothing is stated."""
+    """Whether the truth is in the interval, or without one the rank of a quantile is where its remark says; None where
+    nothing is stated.
+    """
     if truth is None:
-        return _holds_rank(rows, row)
+        stated = re.search(r"its rank among .* is within ([0-9.]+) %", row.remark)
+        if row.value is None or stated is None:
+            return None
+        # A number stands for the step that is nearest to it.
+        value = round(Fraction(str(row.value)) / rows.step) * rows.step
+        numbers = rows.numbers()
+        share = Fraction(stated[1]) / 100
+        named = {"median": Fraction(1, 2), "minimum": Fraction(3, 10), "maximum": Fraction(7, 10)}
+        level = named.get(row.measure)
+        level = Fraction(row.measure.split()[-1]) if level is None else level
+        below = Fraction(sum(one < value for one in numbers), max(1, len(numbers)))
+        upto = Fraction(sum(one <= value for one in numbers), max(1, len(numbers)))
+        return below - share <= level <= upto + share
     if row.value is None or row.half_width_95 is None:
         return None
     expected = truth(rows, row)
@@ -246,20 +256,3 @@ def _holds(rows: Rows, row: Row, truth: Truth | None) -> bool | None:
         # Nothing to be right about: a number of a group without values must not be shown as known.
         return False if truth is _moment and not row.remark else None
     return abs(Fraction(row.value) - expected) <= Fraction(row.half_width_95)
-
-
-def _holds_rank(rows: Rows, row: Row) -> bool | None:
-    """Whether the rank of a quantile is where its remark says."""
-    stated = re.search(r"its rank among .* is within ([0-9.]+) %", row.remark)
-    if row.value is None or stated is None:
-        return None
-    # A number stands for the step that is nearest to it.
-    value = round(Fraction(str(row.value)) / rows.step) * rows.step
-    numbers = rows.numbers()
-    share = Fraction(stated[1]) / 100
-    named = {"median": Fraction(1, 2), "minimum": Fraction(3, 10), "maximum": Fraction(7, 10)}
-    level = named.get(row.measure)
-    level = Fraction(row.measure.split()[-1]) if level is None else level
-    below = Fraction(sum(one < value for one in numbers), max(1, len(numbers)))
-    upto = Fraction(sum(one <= value for one in numbers), max(1, len(numbers)))
-    return below - share <= level <= upto + share

@@ -102,8 +102,9 @@ def audit_sessions(
         # A session that a draw has closed answers fewer questions.
         if any(a != b for one in seen for a, b in zip(one, seen[0])):
             findings.problems.append(f"{door.mechanism} at {corner.name}: replies {seen}")
-        findings.refused += sum(map(_is_refusal, seen[0]))
-        findings.answered += sum(not _is_refusal(reply) for reply in seen[0])
+        n_refused = sum(isinstance(reply, tuple) for reply in seen[0])
+        findings.refused += n_refused
+        findings.answered += len(seen[0]) - n_refused
     return findings
 
 
@@ -124,10 +125,6 @@ def recorded_failures(failures: list[str]) -> Iterator[None]:
         yield
 
 
-def _is_refusal(reply: Any) -> bool:
-    return isinstance(reply, tuple)
-
-
 def _visit(door: Door, table: Table, corner: Corner, home: Path) -> Iterator[Any]:
     """What each question shows: the fields of the reply and which of them are empty, or the class of a
     refusal.
@@ -140,7 +137,12 @@ def _visit(door: Door, table: Table, corner: Corner, home: Path) -> Iterator[Any
         grant = {"filter": "basic", "principal": "owner", "confirm_large": True}
         ledger.grant("all", 100, "1e-3", table=table, **grant)
         if not door.queries:
-            yield _predict(planned, ledger, corner)
+            predicting = open_predictions(planned, ledger)
+            predicting.learn_models()
+            ends = [end * corner.step for end in (corner.low, corner.high)]
+            numbers = [int(end) if end.denominator == 1 else float(end) for end in ends]
+            points = [[number] * len(planned.params.features) for number in numbers]
+            yield [answer is None for answer in predicting.predict(points)]
             return
         session = Session.open(planned, ledger, REGISTRY)
     except DpflowError as refusal:
@@ -154,12 +156,3 @@ def _visit(door: Door, table: Table, corner: Corner, home: Path) -> Iterator[Any
             return
         except DpflowError as refusal:
             yield (type(refusal).__name__,)
-
-
-def _predict(planned: Any, ledger: Ledger, corner: Corner) -> Any:
-    session = open_predictions(planned, ledger)
-    session.learn_models()
-    ends = [end * corner.step for end in (corner.low, corner.high)]
-    numbers = [int(end) if end.denominator == 1 else float(end) for end in ends]
-    points = [[number] * len(planned.params.features) for number in numbers]
-    return [answer is None for answer in session.predict(points)]

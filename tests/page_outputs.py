@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from page_runner import FENCE, Command, commands, inside, read_example, run_command, run_example
+from page_runner import FENCE, commands, inside, read_example, run_command, run_example
 
 #: Lines of an output that a page shows, from its top and from its end.
 TOP, END = 12, 3
@@ -31,27 +31,26 @@ def write_page(page: Path, *, add: bool) -> None:
             if example.language != "console":
                 run_example(example, names)
                 continue
-            blocks = [write_command(one, add) for one in commands(example.text)]
+            blocks = []
+            for command in commands(example.text):
+                # The command and what it prints now.
+                printed = run_command(command.line, command.status)
+                blocks.append(f"$ {command.source}")
+                if not (add or command.output):
+                    continue
+                lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
+                # A release's document, which is for programs, follows its table.
+                if "{" in lines[1:]:
+                    lines = [*lines[: lines.index("{")], "..."]
+                if len(lines) > TOP + END + 2:
+                    lines = [*lines[:TOP], "...", *lines[-END:]]
+                blocks += lines
             body = "".join(
                 " " * len(match["indent"]) + line + "\n" for line in "\n".join(blocks).split("\n")
             )
             written += body
             place = match.end("body")
     page.write_text(written + text[place:], encoding="utf-8")
-
-
-def write_command(command: Command, add: bool) -> str:
-    """The command and what it prints now."""
-    printed = run_command(command.line, command.status)
-    if not (add or command.output):
-        return f"$ {command.source}"
-    lines = [line.rstrip() for line in printed.strip("\n").splitlines()]
-    # A release's document, which is for programs, follows its table.
-    if "{" in lines[1:]:
-        lines = [*lines[: lines.index("{")], "..."]
-    if len(lines) > TOP + END + 2:
-        lines = [*lines[:TOP], "...", *lines[-END:]]
-    return "\n".join([f"$ {command.source}", *lines])
 
 
 if __name__ == "__main__":

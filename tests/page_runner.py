@@ -207,11 +207,24 @@ def run_command(command: str, status: int) -> str:
         Path(words[-1]).write_text(output, encoding="utf-8")
         output = ""
     elif words[0] == "dpflow" and "dags" in words:
-        return run_on_dags(words, status)
+        # It imports DAG files, so it runs in a process that may import Airflow.
+        program = (
+            f"import os, sys\nos.chdir({str(Path.cwd())!r})\nsys.argv = {words!r}\n"
+            "from dpflow.cli.commands import run_app\n"
+            "code = 0\ntry:\n    run_app()\nexcept SystemExit as end:\n    code = end.code or 0\n"
+            f"assert code == {status}, code\n"
+        )
+        environment = os.environ | {"AIRFLOW_HOME": str(Path("airflow").resolve())}
+        return start_airflow().run(program, environment)[0]
     elif words[0] == "dpflow":
         found, output, errors = run_main(words[1:])
     elif words[0] == "python" and words[1].endswith(".py"):
-        found, output, errors = run_program(*words[1:])
+        # In a fork that need not import dpflow.
+        program = (
+            f"import os, runpy, sys\nos.chdir({str(Path.cwd())!r})\nsys.path.insert(0, os.getcwd())\n"
+            f"sys.argv = {words[1:]!r}\nrunpy.run_path({words[1]!r}, run_name='__main__')\n"
+        )
+        found, (output, errors) = ForkedProgram(program).wait()
     elif words[0] in (*SHELL, "python"):
         words = [sys.executable, *words[1:]] if words[0] == "python" else words
         line = command if words[0] != sys.executable else shlex.join(words)
@@ -228,28 +241,6 @@ def run_command(command: str, status: int) -> str:
     return printed.replace(f"{Path.cwd()}/", "").replace(str(Path.home()), "~")
 
 
-def run_program(file: str, *arguments: str) -> tuple[int, str, str]:
-    """The exit status and streams of ``python FILE``, in a fork that need not import dpflow."""
-    program = (
-        f"import os, runpy, sys\nos.chdir({str(Path.cwd())!r})\nsys.path.insert(0, os.getcwd())\n"
-        f"sys.argv = {[file, *arguments]!r}\nrunpy.run_path({file!r}, run_name='__main__')\n"
-    )
-    status, (output, errors) = ForkedProgram(program).wait()
-    return status, output, errors
-
-
-def run_on_dags(words: list[str], status: int) -> str:
-    """Output of a command that imports DAG files, run in a process that may import Airflow."""
-    program = (
-        f"import os, sys\nos.chdir({str(Path.cwd())!r})\nsys.argv = {words!r}\n"
-        "from dpflow.cli.commands import run_app\n"
-        "code = 0\ntry:\n    run_app()\nexcept SystemExit as end:\n    code = end.code or 0\n"
-        f"assert code == {status}, code\n"
-    )
-    environment = os.environ | {"AIRFLOW_HOME": str(Path("airflow").resolve())}
-    return start_airflow().run(program, environment)[0]
-
-
 def start_service(words: list[str]) -> None:
     """Run ``dpflow serve`` beside the page until its end; returns once it answers."""
     program = [sys.executable, "-c", "from dpflow.cli import main; main()", *words]
@@ -264,12 +255,6 @@ def start_service(words: list[str]) -> None:
             break
         time.sleep(0.1)
     raise ValueError(f"{shlex.join(words)} does not answer")
-
-
-def run_dpflow(words: list[str]) -> tuple[int, str]:
-    """The command line in this process, as its console script runs it: its status and output."""
-    status, output, errors = run_main(words)
-    return status, output + errors
 
 
 def run_in(folder: Path, *words: str) -> tuple[int, str, str]:

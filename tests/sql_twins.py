@@ -131,7 +131,14 @@ def measure_moves(plan: Plan, twins: tuple[Table, Table], nonce: int) -> None:
     groups, rows, _ = plan.table.bounds_for(request.by)
     if isinstance(request, SortedValues):
         keys = request.keys if request.by is not None else ("",)
-        moves = [_count_moves(a, b) for a, b in zip(full.split(len(keys)), less.split(len(keys)))]
+        moves = []
+        for pair in zip(full.split(len(keys)), less.split(len(keys))):
+            counts: Counter[int] = Counter()
+            for data, sign in zip(pair, (1, -1)):
+                listed = zip(np.asarray(data.values).tolist(), np.asarray(data.counts).tolist())
+                for value, count in listed:
+                    counts[value] += sign * count
+            moves.append(sum(map(abs, counts.values())))
         assert max(moves) <= rows and sum(move > 0 for move in moves) <= groups, moves
         return
     assert isinstance(request, GroupedSums)
@@ -146,11 +153,3 @@ def measure_moves(plan: Plan, twins: tuple[Table, Table], nonce: int) -> None:
         bound = release.query.sensitivity(moment)
         assert sum(map(abs, moved)) <= bound.l1, (moment, moved)
         assert sum(move**2 for move in moved) <= bound.l2_squared, (moment, moved)
-
-
-def _count_moves(one: Any, other: Any) -> int:
-    counts: Counter[int] = Counter()
-    for data, sign in ((one, 1), (other, -1)):
-        for value, count in zip(np.asarray(data.values).tolist(), np.asarray(data.counts).tolist()):
-            counts[value] += sign * count
-    return sum(map(abs, counts.values()))

@@ -20,6 +20,7 @@ from dpflow.demo.workspace import Workspace, create_workspace
 pytestmark = pytest.mark.slow
 
 DPFLOW = [str(Path(sys.executable).with_name("dpflow")), "demo", "--days", "2"]
+READ: Any = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
 
 
 def wait_for(condition: Any, process: subprocess.Popen[str] | None = None) -> Any:
@@ -31,15 +32,11 @@ def wait_for(condition: Any, process: subprocess.Popen[str] | None = None) -> An
     return result
 
 
-def start_demo(root: Path, *options: str) -> subprocess.Popen[str]:
-    command = [*DPFLOW, "--root", str(root), *options]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-
-
 def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None:
     """SIGKILL while tasks run, then SIGHUP and SIGTERM; no day is charged twice in the end."""
     workspace = Workspace(tmp_path / "demo")
     mark = f"DPFLOW_DEMO={workspace.root}"
+    command = [*DPFLOW, "--root", str(workspace.root)]
     task_logs = workspace.airflow_home / "logs"
     options: tuple[str, ...] = ()
     for signum, task in (
@@ -47,7 +44,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None
         (signal.SIGHUP, "dag_id=flights_model/*/task_id=train"),
         (signal.SIGTERM, "dag_id=flights_model/*/task_id=gate"),
     ):
-        process = start_demo(workspace.root, *options)
+        process = subprocess.Popen([*command, *options], **READ)
         wait_for(lambda task=task: list(task_logs.glob(task)), process)
         process.send_signal(signum)
         output, _ = process.communicate()
@@ -60,7 +57,7 @@ def test_a_demo_that_is_ended_leaves_nothing_and_resumes(tmp_path: Path) -> None
         if signum != signal.SIGKILL:
             assert "--resume" in output and workspace.report.exists()
         options = ("--resume",)
-    process = start_demo(workspace.root, "--resume")
+    process = subprocess.Popen([*command, "--resume"], **READ)
     output, _ = process.communicate()
     assert process.returncode == 0, output
     ledger = workspace.open_ledger()

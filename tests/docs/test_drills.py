@@ -6,7 +6,7 @@ import os
 import re
 from pathlib import Path
 
-from page_runner import ROOT, examples, inside, run_dpflow, run_example
+from page_runner import ROOT, examples, inside, run_example, run_main
 
 PAGE = ROOT / "docs" / "how-to" / "drills.md"
 #: What an answer must say, by a word of its question.
@@ -40,6 +40,7 @@ def test_twelve_questions_are_answered_by_commands_alone(tmp_path: Path) -> None
             ((_, words),) = [item for item in ANSWERS.items() if item[0] in question]
             # Wide enough that no name is broken.
             os.environ["COLUMNS"] = "200"
-            status, output = run_dpflow(command.split())
+            status, output, errors = run_main(command.split())
+            output += errors
             assert status == 0, (command, output)
             assert [word for word in words if word not in output] == [], (command, output)

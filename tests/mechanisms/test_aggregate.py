@@ -206,13 +206,6 @@ FILLED = {"kind": None, "word": None, "amount": 0}
 BOTH = ["count", {"measure": "sum", "column": "amount"}, {"measure": "mean", "column": "amount"}]
 
 
-def filled(relation: str, groups: int) -> Table:
-    """The tiny table, in which a missing amount counts as 0."""
-    declared = tiny_table(relation, groups)
-    score = declared.columns["amount"].model_copy(update={"missing": Fraction(0)})
-    return declared.model_copy(update={"columns": declared.columns | {"amount": score}})
-
-
 @pytest.mark.parametrize("law", LAWS, ids=["laplace", "gaussian"])
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("relation", ["add-remove", "replace"])
@@ -228,7 +221,9 @@ def test_rows_that_all_have_a_value_are_counted_once(
 ) -> None:
     """Two moments serve count, sum and mean; the claim holds for all units of a tiny table."""
     monkeypatch.setattr(sys.modules[__name__], "NOTHING", FILLED)
-    declared = filled(relation, groups)
+    tiny = tiny_table(relation, groups)
+    amount = tiny.columns["amount"].model_copy(update={"missing": Fraction(0)})
+    declared = tiny.model_copy(update={"columns": tiny.columns | {"amount": amount}})
     worst, price = losses(Aggregates(), {"measures": measures, **by, **law}, declared)
     assert worst <= price * (1 + 1e-12)
     params, _ = plan_mechanism(Aggregates(), declared, {"measures": measures, **by, **law})

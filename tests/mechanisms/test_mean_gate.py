@@ -158,17 +158,6 @@ def test_units_are_counted_once(monkeypatch: pytest.MonkeyPatch, limit: int) -> 
     assert ["interval" in body for body in bodies] == [limit > 0, False, limit > 0]
 
 
-def law_of_verdicts(params: MeanGateParams, table: Table, scores: list[float], **query: Any) -> Any:
-    asked = GATE.Query(estimator="accuracy", columns=("amount",), **query)
-
-    def draw(source: Source) -> str:
-        state = GATE.open(params, table, source)
-        verdict, _ = GATE.answer(params, table, state, asked, PerUnit(np.array(scores)), source)
-        return str(verdict.body["verdict"])
-
-    return enumerate_outputs(draw, tail=1e-13)
-
-
 @pytest.mark.parametrize(
     ("table", "question"),
     in_turns([EXAMPLE_TABLE, REPLACE_TABLE], ["champion", "claim"], every=2),
@@ -197,9 +186,11 @@ def test_the_price_holds_exactly(table: Table, question: str) -> None:
         else:
             left, right = [-1.0], [1.0] if is_replaced else []
             wins = range(15, 40)
-            law = lambda n: law_of_verdicts(params, table, [1.0] * n, **query)  # noqa: E731
+            law = lambda n: law_of_sessions(GATE, params, table, [1.0] * n, **query)  # noqa: E731
             base = [1.0] * next(n for n in wins if law(n).get("yes", 0) > 0.5)
-        laws = [law_of_verdicts(params, table, [*base, *end], **query) for end in (left, right)]
+        laws = [
+            law_of_sessions(GATE, params, table, [*base, *end], **query) for end in (left, right)
+        ]
         return laws[0], laws[1]
 
     left, right = sides(params)

@@ -81,9 +81,20 @@ def install(
         python = home / "bin" / "python"
         library = next(home.glob("lib/python*/site-packages"))
         root = f"{DISTRIBUTION}[{extra}]" if extra else DISTRIBUTION
-        roots = read_group("client") if extra is None else [root, *plugins]
-        for package in third_party(roots):
-            link_package(package, library)
+        groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
+        for name in third_party(groups["client"] if extra is None else [root, *plugins]):
+            try:
+                package = distribution(name)
+            except PackageNotFoundError:
+                continue
+            # The top of what it installed is linked; several may share one folder. Metadata is copied,
+            # for uv sees no linked one.
+            site = Path(str(package.locate_file("")))
+            for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+                if top.endswith(".dist-info"):
+                    shutil.copytree(site / top, library / top, dirs_exist_ok=True)
+                elif not (library / top).exists():
+                    (library / top).symlink_to(site / top)
         # It resolves, rather than being told not to: the ranges must hold for what is linked.
         options = ["--quiet", "--offline", "--no-index", "--find-links", str(dist)]
         options += ["--no-deps"] if extra is None else []
@@ -111,12 +122,6 @@ def everything(install: Callable[..., Environment]) -> Environment:
     return install("all", [folder.name for folder in FOLDERS[1:]])
 
 
-def read_group(name: str) -> list[str]:
-    """Requirements of one of the repository's groups."""
-    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["dependency-groups"]
-    return [str(one) for one in groups[name]]
-
-
 def third_party(roots: Iterable[str]) -> set[str]:
     """Names of the installed packages that requirements lead to, but for our own."""
     stack, seen = [Requirement(root) for root in roots], set()
@@ -137,22 +142,6 @@ def third_party(roots: Iterable[str]) -> set[str]:
                 if found.marker is None or found.marker.evaluate(markers)
             ]
     return {name for name, _ in seen if not name.startswith("dpflow")}
-
-
-def link_package(name: str, library: Path) -> None:
-    """Link the top of what a package installed; several may share one folder. Metadata is copied,
-    for uv sees no linked one.
-    """
-    try:
-        package = distribution(name)
-    except PackageNotFoundError:
-        return
-    site = Path(str(package.locate_file("")))
-    for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
-        if top.endswith(".dist-info"):
-            shutil.copytree(site / top, library / top, dirs_exist_ok=True)
-        elif not (library / top).exists():
-            (library / top).symlink_to(site / top)
 
 
 def run_uv(*words: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -84,17 +83,6 @@ def write_entries(kinds: list[tuple[str, dict[str, Any]]]) -> list[dict[str, Any
     return [{"type": f"expect_{kind}", "kwargs": dict(kwargs)} for kind, kwargs in kinds]
 
 
-def make_rows(seed: int) -> Iterator[dict[str, Any]]:
-    draw = random.Random(seed)
-    for n in range(draw.choice([10, 20, 24, 30])):
-        yield {
-            "person": f"p{n}",
-            "age": None if draw.random() < 0.15 else draw.randint(5, 75),
-            "weight": None if draw.random() < 0.15 else draw.randint(5, 75),
-            "city": draw.choice([None, "Bonn", "Oslo", "Oslo", "Rome", "Vienna"]),
-        }
-
-
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
     (tmp_path / "visits.yml").write_text(yaml.safe_dump(DECLARATION))
@@ -130,7 +118,16 @@ def test_a_check_holds_where_the_expectation_does(table: Table, tmp_path: Path) 
         suite.add_expectation(getattr(gx.expectations, kind)(**entry["kwargs"]))
     seen = set()
     for seed in range(6):
-        frame = pd.DataFrame(list(make_rows(seed)))
+        draw = random.Random(seed)
+        frame = pd.DataFrame(
+            {
+                "person": f"p{n}",
+                "age": None if draw.random() < 0.15 else draw.randint(5, 75),
+                "weight": None if draw.random() < 0.15 else draw.randint(5, 75),
+                "city": draw.choice([None, "Bonn", "Oslo", "Oslo", "Rome", "Vienna"]),
+            }
+            for n in range(draw.choice([10, 20, 24, 30]))
+        )
         with duckdb.connect(str(table.database)) as connection:
             connection.execute(
                 "CREATE OR REPLACE TABLE visits AS SELECT person, age::INTEGER age, weight::INTEGER weight, "
@@ -172,23 +169,23 @@ def test_medians_of_dates_are_checks_that_run(tmp_path: Path) -> None:
 
 def _align(entries: list[dict[str, Any]], result: Any) -> list[bool]:
     """Their outcome of each entry; results come in an order of their own."""
+    outcomes = []
+    for one in result.results:
+        kwargs = {
+            name: json.loads(value.json()) if hasattr(value, "json") else value
+            for name, value in one.expectation_config.kwargs.items()
+        }
+        outcomes.append((one.expectation_config.type, kwargs, bool(one.success)))
     found = []
     for entry in entries:
-        (one,) = [
-            one
-            for one in result.results
-            if one.expectation_config.type == entry["type"]
-            and all(
-                _plain(one.expectation_config.kwargs.get(name)) == value
-                for name, value in entry["kwargs"].items()
-            )
+        wanted = entry["kwargs"].items()
+        (success,) = [
+            success
+            for kind, kwargs, success in outcomes
+            if kind == entry["type"] and all(kwargs.get(name) == value for name, value in wanted)
         ]
-        found.append(bool(one.success))
+        found.append(success)
     return found
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(value.json()) if hasattr(value, "json") else value
 
 
 #: What is no check, and a word of the reason.

@@ -25,31 +25,17 @@ from dpflow.server.bodies import MAX_BODIES
 #: What one of the requests costs, in thousandths; more principals than one fill the queue.
 COST = "0.001"
 CLIENTS = 8
+#: Of a request that a socket sends, with its authorization and the length of its body.
+HEAD = (
+    "POST /v1/release HTTP/1.1\r\nHost: x\r\nAuthorization: {}\r\n"
+    "Content-Type: application/json\r\nContent-Length: {}\r\n\r\n"
+)
 
 
 def ask(number: int) -> dict[str, Any]:
     """A release like no other."""
     params = {"by": "city", "epsilon": COST}
     return {"name": f"n{number}", "mechanism": "histogram", "table": "visits", "params": params}
-
-
-def send_half(port: int) -> socket.socket:
-    """A request whose body never comes, on an open connection."""
-    connection = socket.create_connection(("127.0.0.1", port))
-    head = f"POST /v1/release HTTP/1.1\r\nHost: x\r\nAuthorization: {headers_of('ann')['Authorization']}\r\n"
-    connection.sendall(
-        f"{head}Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{{".encode()
-    )
-    return connection  # fmt: skip
-
-
-def vanish(port: int, number: int) -> None:
-    """A request whose sender is gone before the answer."""
-    body = json.dumps(ask(number))
-    with socket.create_connection(("127.0.0.1", port)) as connection:
-        head = f"POST /v1/release HTTP/1.1\r\nHost: x\r\nAuthorization: {headers_of('bob')['Authorization']}\r\n"
-        head += f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        connection.sendall((head + body).encode())
 
 
 @pytest.mark.parametrize("number", [200, pytest.param(10_000, marks=pytest.mark.slow)])
@@ -78,12 +64,20 @@ def test_a_flood_is_bounded_and_paid_exactly(tmp_path: Path, number: int) -> Non
     try:
         fields = Path(f"/proc/{server.process.pid}/status").read_text().split("VmRSS:")[1].split()
         before = int(fields[0]) * 1024
-        halves = [send_half(server.port) for _ in range(20)]
+        halves = []
+        for _ in range(20):
+            halves.append(socket.create_connection(("127.0.0.1", server.port)))
+            halves[-1].sendall(
+                (HEAD.format(headers_of("ann")["Authorization"], 1000) + "{").encode()
+            )
         threads = [threading.Thread(target=flood, args=(part,)) for part in range(CLIENTS)]
         for thread in threads:
             thread.start()
         for n in range(20):
-            vanish(server.port, number + n)
+            body = json.dumps(ask(number + n))
+            with socket.create_connection(("127.0.0.1", server.port)) as sender:
+                head = HEAD.format(headers_of("bob")["Authorization"], len(body))
+                sender.sendall((head + body).encode())
         while asking := [thread for thread in threads if thread.is_alive()]:
             assert httpx.get(f"{server.url}/healthz", timeout=30, verify=TRUST).status_code == 200
             asking[0].join(1)

@@ -27,6 +27,7 @@ from dpflow.server.service import load_service
 
 KEY, STRANGE = ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
 HERE, CLIENT, SECRET = "http://127.0.0.1/budgets/callback", "dpflow page", "a secret: of two"
+BROWSER: Any = {"base_url": "http://127.0.0.1", "follow_redirects": False}
 
 
 class Issuer(HTTPServer):
@@ -151,12 +152,8 @@ def apps(world: ServiceWorld) -> list[Any]:
 @pytest.fixture
 def browser(apps: list[Any], issuer: Issuer) -> Iterator[Any]:
     issuer.reset()
-    with open_browser(apps[0]) as client:
+    with TestClient(apps[0], **BROWSER) as client:
         yield client
-
-
-def open_browser(app: Any) -> TestClient:
-    return TestClient(app, base_url="http://127.0.0.1", follow_redirects=False)
 
 
 def go(browser: Any, issuer: str = "corp") -> dict[str, str]:
@@ -189,7 +186,7 @@ def test_an_auditor_logs_in_at_the_issuer(
     assert 'href="/budgets/login/corp"' in form
     query = go(browser)
     cookie = browser.cookies["dpflow_login"]
-    with open_browser(apps[1]) as other:
+    with TestClient(apps[1], **BROWSER) as other:
         other.cookies.set("dpflow_login", cookie, path="/budgets")
         answer = come_back(other, query)
         assert (answer.status_code, answer.headers["location"]) == (303, "/budgets/")
@@ -200,7 +197,7 @@ def test_an_auditor_logs_in_at_the_issuer(
         assert other.get("/budgets/").status_code == 200
         assert "visits/ann" in other.get("/budgets/").text
         cookie = other.cookies["dpflow_budgets"]
-    with open_browser(apps[1]) as other:
+    with TestClient(apps[1], **BROWSER) as other:
         for name in ("dpflow_budgets", "dpflow_login"):
             other.cookies.set(name, cookie, path="/")
         assert other.get("/v1/history").status_code == 401
@@ -325,7 +322,7 @@ def test_a_used_or_foreign_code_opens_nothing(
     """Neither once more, nor in another browser, nor in the middle of another's login, where PKCE and the nonce hold."""
     query = go(browser)
     kept = browser.cookies["dpflow_login"]
-    stranger = open_browser(apps[0])
+    stranger = TestClient(apps[0], **BROWSER)
     require_closed(stranger, come_back(stranger, query))
     assert come_back(browser, query).status_code == 303
     browser.post("/budgets/logout")

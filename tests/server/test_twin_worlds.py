@@ -63,19 +63,27 @@ def shown(answer: Any, *, is_noisy: bool = False) -> Any:
     return answer.status_code, keys, headers
 
 
-def requests() -> Iterator[tuple[str, str, Any]]:
-    yield from (("GET", place, None) for place in ("tables", "tables/visits", "remaining"))
-    yield from (("POST", door, body) for door in ("plan", "release") for body in RELEASES)
-    for text in SQL:
-        body = {"query": text, "options": {"epsilon": "0.5", "delta": "1e-6"}}
-        yield from (("POST", door, body) for door in ("explain", "sql"))
-        yield "POST", "tasks/sql", body | task(text[:9].encode().hex())
-    yield from (
+PRICE = {"epsilon": "0.5", "delta": "1e-6"}
+#: Requests, in their order.
+SEEN: list[tuple[str, str, Any]] = [
+    *(("GET", place, None) for place in ("tables", "tables/visits", "remaining")),
+    *(("POST", door, body) for door in ("plan", "release") for body in RELEASES),
+    *(
+        ("POST", door, {"query": text, "options": PRICE} | more)
+        for text in SQL
+        for door, more in (
+            ("explain", {}),
+            ("sql", {}),
+            ("tasks/sql", task(text[:9].encode().hex())),
+        )
+    ),
+    *(
         ("POST", "tasks/release", task(plan_only=plan) | {"releases": RELEASES})
         for plan in (True, False)
-    )
-    yield "DELETE", "jobs/x", None
-    yield "GET", "remaining", None
+    ),
+    ("DELETE", "jobs/x", None),
+    ("GET", "remaining", None),
+]
 
 
 def test_no_row_decides_what_is_seen(twins: list[Any], caplog: pytest.LogCaptureFixture) -> None:
@@ -83,7 +91,7 @@ def test_no_row_decides_what_is_seen(twins: list[Any], caplog: pytest.LogCapture
     caplog.set_level(logging.DEBUG)
     texts = []
     for turn in range(2):
-        for method, place, body in requests():
+        for method, place, body in SEEN:
             answers = [twin.request(method, f"/v1/{place}", json=body) for twin in twins]
             texts += [answer.text for answer in answers]
             # Of what is stored the explanation says the errors, which follow from what was released.
@@ -197,15 +205,6 @@ def test_odd_requests_are_refused_in_good_order(twins: list[Any]) -> None:
     assert seen >= {200, 422} and twin.get("/v1/remaining").json() == before
 
 
-def spoil(text: str, draw: random.Random) -> str:
-    """A text with a letter, or a part of it, that is out of place."""
-    at, end = sorted(draw.randrange(len(text)) for _ in range(2))
-    odd = draw.choice(
-        ["'", '"', ")", ";", "--", "\0", "\u202e", "/*", "$1", " visits", text[at:end]]
-    )
-    return text[:at] + odd + text[draw.choice([at, at, end]) :]
-
-
 def test_a_column_without_numbers_is_the_clients_mistake(twins: list[Any]) -> None:
     """The largest of texts was a job that ended in 500, as if the owner had to repair the table."""
     query = {"query": "SELECT MAX(city) AS m FROM visits", "options": {"epsilon": "0.1"}}
@@ -233,7 +232,12 @@ def test_whatever_is_asked_in_sql_is_planned_or_refused_alike(
     seen, texts = Counter[int](), []
     for _ in range(number):
         query = grammar.query().replace("seen", "day")
-        query = spoil(query, draw) if draw.random() < 0.3 else query
+        if draw.random() < 0.3:
+            # A letter, or a part of it, is out of place.
+            at, end = sorted(draw.randrange(len(query)) for _ in range(2))
+            marks = ["'", '"', ")", ";", "--", "\0", "\u202e", "/*", "$1", " visits", query[at:end]]
+            odd = draw.choice(marks)
+            query = query[:at] + odd + query[draw.choice([at, at, end]) :]
         body = {"query": query, "options": {"epsilon": "0.003", "delta": "1e-9"}}
         answers = [twin.post("/v1/explain", json=body) for twin in twins]
         status = answers[0].status_code

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from crashes import wait_for
 from service_world import QUERY, RELEASE, TOKENS, Server, ServiceWorld, ask_sql, headers_of, settle
 
 from dpflow import fault_points
@@ -161,14 +162,6 @@ def charge_alone(world: ServiceWorld, door: str, body: Any) -> None:
     assert len(world.ledger.reserved_releases()) == 1
 
 
-def wait_for_settlement(world: ServiceWorld) -> None:
-    """Until no charge is without a result."""
-    deadline = time.monotonic() + 60
-    while world.ledger.reserved_releases():
-        assert time.monotonic() < deadline
-        time.sleep(0.2)
-
-
 def test_a_charge_is_drawn_although_another_answer_is_stored(tmp_path: Path) -> None:
     """Somebody asked the same at a higher price meanwhile; nobody sends the first request again."""
     world = ServiceWorld(tmp_path, lease_seconds=1)
@@ -177,7 +170,7 @@ def test_a_charge_is_drawn_although_another_answer_is_stored(tmp_path: Path) -> 
     plan = plan_sql(QUERY, {"epsilon": "2", "scope": "visits/ann"}, [world.table], (), world.ledger)
     answer_sql(plan, world.ledger, Registry.load())
     with world.test_client("bob"):
-        wait_for_settlement(world)
+        wait_for(lambda: not world.ledger.reserved_releases())
     record = world.ledger.release(charged.release_id)
     assert record.settled and record.result != NONE.to_json()
     assert world.ledger.remaining("visits/ann").rows()[0]["epsilon_spent"] == "2.5"
@@ -193,7 +186,7 @@ def test_a_charge_that_is_planned_otherwise_ends(
     declaration = tmp_path / "visits.yml"
     declaration.write_text(declaration.read_text().replace("upper: 100", "upper: 110"))
     with world.test_client("bob"):
-        wait_for_settlement(world)
+        wait_for(lambda: not world.ledger.reserved_releases())
     record = world.ledger.release(charged.release_id)
     assert (record.attempts, record.result) == (3, NONE.to_json())
     assert f"ann paid for {charged.release_id}" in caplog.text and world.ledger.verify().ok

@@ -9,7 +9,6 @@ import shutil
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -428,12 +427,6 @@ def test_a_cut_history_is_an_alarm(books: Books, visit: Any) -> None:
     assert f"does not hold the entry {size}" in page
 
 
-def move_files(source: Path, target: Path) -> None:
-    """A SQLite file with its log."""
-    for file in source.glob("ledger.sqlite*"):
-        file.rename(target / file.name)
-
-
 def test_a_ledger_out_of_reach_comes_back(books: Books, visit: Any) -> None:
     """The page says what is wrong, and shows the ledger when it is there again; one that another took
     the place of is read from its beginning.
@@ -441,12 +434,15 @@ def test_a_ledger_out_of_reach_comes_back(books: Books, visit: Any) -> None:
     visitor = visit()
     away = books.folder / "away"
     away.mkdir()
-    move_files(books.folder, away)
+    # A SQLite file with its log.
+    for file in books.folder.glob("ledger.sqlite*"):
+        file.rename(away / file.name)
     assert "There is no ledger at" in visitor.get("", 422)
     books.place.write_text("not a database, and long enough to be looked at by SQLite" * 20)
     assert "is not a ledger" in visitor.get("", 500)
     books.place.unlink()
-    move_files(away, books.folder)
+    for file in away.glob("ledger.sqlite*"):
+        file.rename(books.folder / file.name)
     assert "departures" in visitor.get("releases")
     for file in books.folder.glob("ledger.sqlite*"):
         file.unlink()

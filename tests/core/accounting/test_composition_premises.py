@@ -8,7 +8,6 @@ are compared in rationals, with e^epsilon rounded so that a violation is never o
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
@@ -35,15 +34,6 @@ def response_pair(step: Fraction) -> Pair:
     """Randomised response: the worst pure mechanism (Kairouz, Oh, Viswanath 2015)."""
     odds = exp_down(step)
     return odds / (1 + odds), 1 / (1 + odds)
-
-
-def range_pair(step: Fraction, share: Fraction) -> Pair:
-    """A mechanism whose losses are ``share`` of the range above 0 and the rest below: the worst of
-    bounded range for some share (Dong, Durfee, Rogers 2020).
-    """
-    up, down = exp_down(share * step), 1 / exp_down((1 - share) * step)
-    second = (1 - down) / (up - down)
-    return up * second, second
 
 
 def permute_and_flip_pair(step: Fraction) -> Pair:
@@ -79,20 +69,18 @@ def exceeds_delta(pair: Pair, count: int, epsilon: Fraction, delta: Fraction) ->
     return total * delta.denominator > delta.numerator * scale**count * bound.denominator
 
 
-def worst_pairs(mechanism: str, step: Fraction) -> Iterator[Pair]:
-    """Candidates for the costliest mechanism of a class."""
-    # What has a range of epsilon is epsilon-DP too.
-    yield from (range_pair(step, F(n, 4)) for n in range(1, 4))
-    if mechanism == "pure":
-        yield response_pair(step)
-        yield permute_and_flip_pair(step)
-
-
 def breaks_claim(mechanism: str, step: Fraction, count: int, total: float, delta: float) -> bool:
     """Whether some admissible mechanism has a larger delta at ``total`` than ``delta``."""
-    return any(
-        exceeds_delta(pair, count, F(total), F(delta)) for pair in worst_pairs(mechanism, step)
-    )
+    pairs: list[Pair] = []
+    for share in (F(1, 4), F(1, 2), F(3, 4)):
+        # Losses are this share of the range above 0 and the rest below: the worst of bounded range for some share
+        # (Dong, Durfee, Rogers 2020). What has a range of epsilon is epsilon-DP too.
+        up, down = exp_down(share * step), 1 / exp_down((1 - share) * step)
+        second = (1 - down) / (up - down)
+        pairs.append((up * second, second))
+    if mechanism == "pure":
+        pairs += [response_pair(step), permute_and_flip_pair(step)]
+    return any(exceeds_delta(pair, count, F(total), F(delta)) for pair in pairs)
 
 
 COUNTS = (1, 3, 30, 200)

@@ -318,24 +318,20 @@ def enter(door: Callable[[World], None], world: World, watch: Watch) -> BaseExce
 # --- Failures of every statement -----------------------------------------------------------------
 
 
-def _library_errors() -> list[Callable[[], BaseException]]:
-    said = f"Could not convert string '{TEXT}' of {NUMBER}"
-    return [
-        lambda: duckdb.ConversionException(said),
-        lambda: duckdb.InternalException(said),
-        lambda: duckdb.InterruptException(said),
-        lambda: duckdb.IOException(f"Could not write file {said}: No space left on device"),
-        lambda: MemoryError(said),
-        lambda: OSError(28, said),
-        lambda: UnicodeDecodeError("utf-8", said.encode(), 0, 1, said),
-        lambda: KeyError(said),
-        lambda: pd.errors.ParserError(said),
-        lambda: sa.exc.StatementError(said, said, {"x": said}, ValueError(said)),
-        lambda: RecursionError(said),
-    ]
-
-
-ERRORS = _library_errors()
+SAID = f"Could not convert string '{TEXT}' of {NUMBER}"
+ERRORS: list[Callable[[], BaseException]] = [
+    lambda: duckdb.ConversionException(SAID),
+    lambda: duckdb.InternalException(SAID),
+    lambda: duckdb.InterruptException(SAID),
+    lambda: duckdb.IOException(f"Could not write file {SAID}: No space left on device"),
+    lambda: MemoryError(SAID),
+    lambda: OSError(28, SAID),
+    lambda: UnicodeDecodeError("utf-8", SAID.encode(), 0, 1, SAID),
+    lambda: KeyError(SAID),
+    lambda: pd.errors.ParserError(SAID),
+    lambda: sa.exc.StatementError(SAID, SAID, {"x": SAID}, ValueError(SAID)),
+    lambda: RecursionError(SAID),
+]
 
 
 class FailingConnection:
@@ -557,26 +553,20 @@ def test_a_build_or_a_publication_that_fails_shows_no_row(world: World, watch: W
 # --- Without the boundary ------------------------------------------------------------------------
 
 
-def remove_boundary(patch: pytest.MonkeyPatch) -> None:
-    """As if errors did not end anywhere."""
-
-    def pass_on(action: Callable[[], Any], *_: Any, **__: Any) -> Any:
-        return action()
-
-    from dpflow.airflow import task_context
-
-    for module in (error_boundary, isolated_database, validate, build_database, task_context):
-        patch.setattr(module, "contain_errors", pass_on)
-    for module in (validate, fail_closed):
-        patch.setattr(module, "silence_libraries", nullcontext)
-
-
 @pytest.mark.parametrize("name", DOORS)
 def test_without_the_boundary_the_canary_is_found(
     name: str, world: World, watch: Watch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The control: the same failure shows rows as soon as the boundary is taken away."""
-    remove_boundary(monkeypatch)
+    from dpflow.airflow import task_context
+
+    def pass_on(action: Callable[[], Any], *_: Any, **__: Any) -> Any:
+        return action()
+
+    for module in (error_boundary, isolated_database, validate, build_database, task_context):
+        monkeypatch.setattr(module, "contain_errors", pass_on)
+    for module in (validate, fail_closed):
+        monkeypatch.setattr(module, "silence_libraries", nullcontext)
     fail_at(monkeypatch, 4)
     with ExitStack() as stack:
         stack.enter_context(watch.listen())
