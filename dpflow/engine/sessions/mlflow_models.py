@@ -321,13 +321,16 @@ def _is_loaded(description: Path, file: str) -> bool:
     """Whether a model's description says that MLflow makes the model of this file alone, by its scikit-learn flavour."""
     flavors = load_yaml(description, "model of MLflow").get("flavors")
     # Whoever logged it may have written anything.
-    loader, made_of = (
-        flavor.get(field)
+    python, sklearn = (
+        flavor
         if isinstance(flavors, dict) and isinstance(flavor := flavors.get(name), dict)
-        else None
-        for name, field in (("python_function", "loader_module"), ("sklearn", "pickled_model"))
+        else {}
+        for name in ("python_function", "sklearn")
     )
-    return loader in (None, _LOADER) and made_of == file
+    # What is loaded as a function may be told by itself.
+    made_of = python.get("data", python.get("model_path", file))
+    is_sklearn = python.get("loader_module", _LOADER) == _LOADER
+    return is_sklearn and made_of == sklearn.get("pickled_model") == file
 
 
 def _list_files(path: Path) -> list[Path]:

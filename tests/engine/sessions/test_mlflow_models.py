@@ -183,7 +183,9 @@ def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(
     (skops,) = (tmp_path / "store").rglob(f"{logged.model_id}/**/model.skops")
     text = (skops.parent / "MLmodel").read_text()
     for part, other in (("loader_module: mlflow.sklearn", "loader_module: mlflow.pyfunc.model"),
-                        ("pickled_model: model.skops", "pickled_model: model.pkl")):  # fmt: skip
+                        ("pickled_model: model.skops", "pickled_model: model.pkl"),
+                        ("model_path: model.skops", "model_path: other.bin"),
+                        ("model_path: model.skops", "model_path: model.skops\n    data: other.bin")):  # fmt: skip
         assert part in text
         (skops.parent / "MLmodel").write_text(text.replace(part, other))
         with pytest.raises(InvalidInput, match="as another kind of model, of which its skops file"):
