@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 from dpflow.cli import app
 from dpflow.errors import InvalidDeclaration
 from dpflow.server.service import load_service
+from dpflow.tables.access import isolated_database
 
 HEAD = "person,city,clinic,age,cost,day"
 #: Two worlds' rows of one block: all fit, and none fits.
@@ -91,7 +92,7 @@ def test_a_row_that_makes_a_file_unreadable_decides_no_reply(tmp_path: Path, row
 def test_a_load_that_could_not_be_written_is_not_called_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No row decides that: a disk is full, or the owner's file is read-only."""
+    """No row decides that: a disk is full, also for what does not fit into memory, or the owner's file is read-only."""
     many = "".join(f"{n},Oslo,c1,30,1.25,2021-01-01\n" for n in range(20_000))
     world = make_world(tmp_path / "world", f"{HEAD}\n{many}")
     file = world.folder / "visits.duckdb"
@@ -108,6 +109,16 @@ def test_a_load_that_could_not_be_written_is_not_called_made(
         locked = ask(client)
         assert (locked.status_code, locked.json()["retryable"]) == (500, False), locked.text
         monkeypatch.undo()
+        settings = isolated_database.session_settings
+        small = {"memory_limit": "20MB", "max_temp_directory_size": "1MB"}
+        monkeypatch.setattr(
+            isolated_database, "session_settings", lambda spill: settings(spill) | small
+        )
+        (world.folder / "incoming" / "2021-01-01.csv").write_text(f"{HEAD}\n{many * 20}")
+        spilled = ask(client)
+        assert (spilled.status_code, spilled.json()["retryable"]) == (503, True), spilled.text
+        monkeypatch.undo()
+        (world.folder / "incoming" / "2021-01-01.csv").write_text(f"{HEAD}\n{many}")
         assert len(read_table(file)) == 8000
         assert ask(client).status_code == 200 and len(read_table(file)) == 28_000
 

@@ -17,7 +17,7 @@ import duckdb
 from dpflow import fault_points
 from dpflow.errors import InvalidInput, TableBusy, TableUnreadable
 from dpflow.tables.access import isolated_database, sql
-from dpflow.tables.access.spill import spill_folder
+from dpflow.tables.access.spill import PREFIX, spill_folder
 from dpflow.tables.loading.column_types import write_columns
 from dpflow.tables.loading.report import LoadReport, Rejects
 from dpflow.tables.loading.sources import LoadSource
@@ -56,7 +56,8 @@ def load_rows(
     Raises:
         InvalidInput: arguments that do not fit the source or the table, or a file that cannot be written; nothing was read.
         TableBusy: other processes have the file open for `dpflow.tables.access.isolated_database.MAX_WAIT` seconds,
-            a source's file was written meanwhile, or the file cannot grow, as on a full disk; nothing was loaded.
+            a source's file was written meanwhile, or the file cannot grow, as on a full disk or for want of memory; nothing
+            was loaded.
         TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
             loaded.
     """
@@ -75,13 +76,17 @@ def load_rows(
             with _open_for_owner(database) as connection:
                 load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
                 return load.run(digest, replace, max_rejects, tell or (lambda report: None))
-        # DuckDB has no class for it, and says nothing of rows in these.
+        # DuckDB has no class for a full disk, and says nothing of rows in these.
         except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
-            if "Could not write" not in str(error):
+            if not any(words in str(error) for words in ("Could not write", PREFIX)):
                 raise
             kind = type(error).__name__
+        # Beyond the memory that it may take, DuckDB spills into the space that a disk has.
+        except duckdb.OutOfMemoryException as error:
+            kind = type(error).__name__
         raise TableBusy(
-            f"{what} could not be written ({kind}), as on a full disk, and nothing was loaded; free space, and run it again"
+            f"{what} could not be written ({kind}), as on a full disk or for want of memory, and nothing was loaded; free space, "
+            f"or raise DPFLOW_MEMORY_LIMIT, and run it again"
         )
 
     return isolated_database.scrub_errors(load_whole, f"{what} or {source.name}")
