@@ -116,11 +116,11 @@ class SqlReleaseOperator(RequestTask):
         arguments = vars(self) | {"blocks": self.list_blocks() if self.names_blocks else None}
 
         def identify(parts: Sequence[PartPlan], position: int) -> RunIdentity:
-            read = {block for part in parts for block in part.plan.request.blocks}
+            read = {block for part in parts for block in part.plan.read_blocks}
             return identify_run(context, read, self.ordinal, f"#{position}" if position else "")
 
         plan = plan_query(arguments, folder, registry, ledger, identify=identify)
-        read = {block for part in plan.parts for block in part.plan.request.blocks}
+        read = plan.read_blocks
         # The query's own comment may name it, too.
         name = plan.settings.name
         if name:

@@ -191,10 +191,16 @@ def test_blocks_stand_in_where(fresh: World) -> None:
     )
     plan = fresh.ask(f"EXPLAIN {text}", epsilon=1, scope="days")
     assert plan.query.releases[0].blocks == ("2020-01-01", "2020-01-02", "2020-01-03")
+    each = "cost: epsilon 1, delta 0 in each of the blocks 2020-01-01, 2020-01-02, 2020-01-03"
+    assert ("", each) in plan_lines(plan.explain(fresh.ledger))
     ((rows,),) = fresh.ask(text, epsilon=100, scope="days").rows
     assert abs(rows - fresh.truth(text)[0][0]) < 10
     spent = {row["block"]: row["epsilon_spent"] for row in fresh.ledger.remaining("days").rows()}
     assert spent == dict.fromkeys(plan.query.releases[0].blocks, "100")
+    # Without budgets of their own they are read together, for one cost.
+    fresh.table = fresh.declare(block="day")
+    view = fresh.ask(f"EXPLAIN {text}", epsilon=1).explain(fresh.ledger)
+    assert ("", "cost: epsilon 1, delta 0") in plan_lines(view) and view["releases"][0]["blocks"]
 
 
 @pytest.mark.parametrize(

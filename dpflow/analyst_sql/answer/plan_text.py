@@ -19,7 +19,8 @@ def plan_lines(view: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield from (("stage", stage) for stage in view["stages"])
     for one in view["releases"]:
         cost = one["stored"] or f"epsilon {one['epsilon']}, delta {one['delta']}"
-        each = f" in each of the blocks {', '.join(one['blocks'])}" if one["blocks"] else ""
+        charged = ", ".join(one["charged_blocks"])
+        each = f" in each of the blocks {charged}" if charged else ""
         yield one["mechanism"], f"{one['why']}"
         yield "", f"cost: {cost}{each if not one['stored'] else ''}"
     yield from ((f"noise of {one['column']}", one["noise"]) for one in view["columns"])

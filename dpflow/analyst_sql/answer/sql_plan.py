@@ -171,18 +171,18 @@ class SqlPlan:
             "protects": answer.protects,
             "rows": len(answer.values),
             "scope": self.settings.scope,
-            "blocks": sorted(self._list_blocks()),
+            "blocks": self.read_blocks,
         }
 
     @property
     def block_text(self) -> str:
         """The blocks that it reads, each once, with commas between them."""
-        return ",".join(self._list_blocks())
+        return ",".join(self.read_blocks)
 
-    def _list_blocks(self) -> list[str]:
-        return list(
-            dict.fromkeys(block for part in self.parts for block in part.plan.request.blocks)
-        )
+    @property
+    def read_blocks(self) -> list[str]:
+        """The blocks that it reads, sorted."""
+        return sorted({block for part in self.parts for block in part.plan.read_blocks})
 
     @property
     def to_pay(self) -> list[Plan]:
@@ -258,7 +258,8 @@ def _describe_part(part: PartPlan, stored: Any) -> dict[str, Any]:
         "of": [str(aggregate) for aggregate in part.part.measures],
         "epsilon": epsilon,
         "delta": delta,
-        "blocks": list(part.plan.request.blocks),
+        "blocks": list(part.plan.read_blocks),
+        "charged_blocks": list(part.plan.charged_blocks),
         "stored": None
         if stored is None
         else f"release {stored.record.release_id} of {stored.at.isoformat(sep=' ')}",

@@ -26,7 +26,6 @@ def _share_rows(part: PartPlan, other: PartPlan) -> bool:
 
 def _find_rows(part: PartPlan) -> tuple[object, set[str]]:
     """Where a part's rows are, and the blocks that are read; none if all are."""
-    table, blocks = part.plan.table, set(part.plan.request.blocks)
-    if table.unit_rows is not None:
-        blocks |= set(table.unit_rows.blocks)
-    return (table.database, table.source, plain_relation(table.relation_name)), blocks
+    table = part.plan.table
+    rows = table.database, table.source, plain_relation(table.relation_name)
+    return rows, set(part.plan.read_blocks)

@@ -206,6 +206,15 @@ class Plan:
         return self.request.blocks if self.table.protects == "unit-block" else ()
 
     @property
+    def read_blocks(self) -> tuple[str, ...]:
+        """The blocks that it reads, sorted; of rows made one for each unit, those that they are made of. None if all are."""
+        blocks, units = set(self.request.blocks), self.table.unit_rows
+        while units is not None:
+            blocks |= set(units.blocks)
+            units = units.rows.unit_rows
+        return tuple(sorted(blocks))
+
+    @property
     def has_delta(self) -> bool:
         """Whether the parameters ask for a delta."""
         return bool(getattr(self.params, "delta", None))

@@ -309,9 +309,16 @@ def test_a_backfill_changes_the_rows_of_its_own_run(project: Project) -> None:
     assert project.published.execute("DESCRIBE m").fetchall() == described
 
 
+@pytest.mark.parametrize(
+    "rows", ["visits", "(SELECT person, COUNT(*) AS n FROM visits {} GROUP BY 1)"]
+)
 @pytest.mark.parametrize("protects", ["unit", "unit-block"])
-def test_a_build_of_a_block_changes_the_rows_of_that_block(project: Project, protects: str) -> None:
-    """Also where no block has a budget of its own: answers of two days had none, and each replaced the other."""
+def test_a_build_of_a_block_changes_the_rows_of_that_block(
+    project: Project, protects: str, rows: str
+) -> None:
+    """Also where no block has a budget of its own, or rows are made for each unit: answers of two days had none, and each
+    replaced the other.
+    """
     declared = (project.folder / "visits.yml").read_text()
     (project.folder / "visits.yml").write_text(f"block: day\nprotects: {protects}\n{declared}")
     if protects == "unit-block":
@@ -324,8 +331,10 @@ def test_a_build_of_a_block_changes_the_rows_of_that_block(project: Project, pro
         connection.execute(
             "ALTER TABLE visits ADD COLUMN day DATE; UPDATE visits SET day = DATE '2020-01-01' + (person % 2)::INTEGER"
         )
+    where = "WHERE day = '{}'"
+    query = f"SELECT COUNT(*) AS n FROM {rows.format(where)} {where if rows == 'visits' else ''}"
     for day in ("2020-01-01", "2020-01-02", "2020-01-01"):
-        build(project, blocks=[day])
+        build(project, sql=query.format(day))
     found = project.published.execute("SELECT DISTINCT block FROM m ORDER BY ALL").fetchall()
     assert found == [("2020-01-01",), ("2020-01-02",)]
 
