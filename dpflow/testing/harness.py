@@ -104,6 +104,11 @@ class LimitedSource(Source):
         )
         return self._source.draw_words(n)
 
+    @property
+    def is_used(self) -> bool:
+        """Whether a word was taken."""
+        return self._left < MOST_WORDS
+
 
 _MODULES: tuple[tuple[Any, str], ...] = (
     (random, "random getrandbits randrange randint uniform gauss expovariate shuffle choice"),

@@ -8,14 +8,16 @@ import pytest
 from dpflow_interior_point import plugin
 from dpflow_interior_point.mechanisms.interior_point import InteriorPoint
 from dpflow_interior_point.mechanisms.seeded_median import SeededMedian
+from dpflow_interior_point.mechanisms.single_stages import EstimateFirstMoment
 
 from dpflow.core.contract.mechanism import Mechanism
 from dpflow.registry import Registry
 from dpflow.testing.conformance import Check, Example
-from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE
+from dpflow.testing.examples import EXAMPLE_TABLE, REPLACE_TABLE, read_examples
 from dpflow.testing.generated_checks import guarantee_holds_on_generated_tables
 from dpflow.testing.harness import spend_effort
 from dpflow.testing.pytest_plugin import parametrize_with_checks
+from dpflow.testing.release_checks import randomness_is_the_source
 
 PUBLIC = EXAMPLE_TABLE.model_copy(
     update={
@@ -78,3 +80,10 @@ def test_the_guarantee_holds_on_some_generated_tables(mechanism: Mechanism[Any])
     """Half of the sample: tiny tables, and the most distant neighbours of a plain plan."""
     with spend_effort(1 / 128):
         guarantee_holds_on_generated_tables(mechanism)
+
+
+def test_an_audit_takes_an_almost_certain_choice_for_no_fixed_seed() -> None:
+    """`estimate_first_moment` says the same power of two, or nothing, of nearly every table that is tried."""
+    mechanism = EstimateFirstMoment()
+    for example in read_examples(plugin.dpflow_register_examples()[mechanism.name]):
+        randomness_is_the_source(mechanism, example)
