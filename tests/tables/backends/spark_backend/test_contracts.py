@@ -97,15 +97,17 @@ def test_the_verdict_is_that_of_a_file(
         assert check(table, DAY) is kept, table.backend
 
 
+@pytest.mark.parametrize(
+    ("rows", "usable"),
+    [(visits(delay="'late'"), ["who", "town"]), (visits(who="i::DOUBLE"), ["delay", "town"])],
+)
 def test_a_column_that_no_release_can_use_is_named(
-    make_both: Callable[[str], tuple[Table, Table]], tmp_path: Path
+    make_both: Callable[[str], tuple[Table, Table]], rows: str, usable: list[str]
 ) -> None:
     """By the catalogue alone, as a public contract asks."""
-    for table in make_both(visits(delay="'late'")):
-        usable = find_judge(table).usable_columns(table, ["who", "delay", "town", "nobody"])
-        assert usable == ["who", "town"]
-    for table in make_both(visits(who="i::DOUBLE")):
-        assert find_judge(table).usable_columns(table, ["who", "town"]) == ["town"]
+    for table in make_both(rows):
+        asked = ["who", "delay", "town", "nobody"]
+        assert find_judge(table).usable_columns(table, asked) == usable, table.backend
 
 
 def test_columns_that_differ_in_case_alone_are_refused(
