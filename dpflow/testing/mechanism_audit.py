@@ -68,8 +68,8 @@ from dpflow.testing.release_checks import (
     order_is_public,
     randomness_is_the_source,
 )
+from dpflow.testing.replay_audit import POWER, replay_examples, replay_pair
 from dpflow.testing.replay_audit import estimate_power as estimate_replay_power
-from dpflow.testing.replay_audit import replay_examples, replay_pair
 from dpflow.testing.sampler_patches import weaken_noise
 from dpflow.testing.sensitivity_audit import ORDER, Arithmetic, check_moves, compare_session
 from dpflow.testing.session_checks import neighbouring_transcripts
@@ -77,8 +77,6 @@ from dpflow.testing.work import count_work, spent
 
 #: By how much noise is weakened until an audit sees it.
 FACTORS = (2, 4, 8, 16, 32, 64)
-#: How surely the weakened mechanism must be caught.
-POWER = 0.99
 #: Confidence of a measured loss that is drawn; a refutation needs much more.
 CONFIDENCE = 0.99
 #: Draws from either neighbour, at most.
@@ -435,7 +433,6 @@ def _audit_replays(
     mechanism: AnyMechanism, examples: Sequence[Example], seconds: float
 ) -> MechanismAudit | None:
     """Replayed runs; None where noise must stay secret."""
-    begun = spent()
     best = replay_examples(mechanism, examples, seconds / 2)
     if best is None:
         return None
@@ -443,10 +440,7 @@ def _audit_replays(
     for factor in FACTORS if best.passed else ():
         # A loss grows with the factor at most, so the first ones cannot be seen.
         if best.delta or factor * best.share > 0.9:
-            left = begun + seconds - spent()
-            # Several runs that are chosen number by number show how surely the next ones refute.
-            each = max(left, seconds / 4) / 2 if best.delta else seconds
-            power = estimate_replay_power(replay_pair(mechanism, best, factor, each))
+            power = estimate_replay_power(replay_pair(mechanism, best, factor, seconds))
             if power >= POWER:
                 weakened = factor
                 break

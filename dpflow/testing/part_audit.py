@@ -123,7 +123,7 @@ def _judge_pair(
         shares.append(_largest_share(drawn) if is_whole else math.inf)
     values = np.array(shares)
     passed = bool(values.max() <= 1 + ROUNDING)
-    power = 0.0 if passed else estimate_hit(values, 1.0, 1e-3)
+    power = 0.0 if passed else estimate_hit(values, 1.0)
     return PartAudit(example, float(values.max()), passed, power, len(values))
 
 

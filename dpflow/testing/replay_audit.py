@@ -40,6 +40,8 @@ FEW, MOST = 40, 20_000
 CLIMBS = 10
 #: Confidence of a measured loss; a refutation needs `RARE`.
 CONFIDENCE = 0.99
+#: How surely an audit that sees something would see it again, and how rarely the estimate of that is too high.
+POWER, MISS = 0.99, 1e-3
 #: What sums of logarithms may be off.
 ROUNDING = 1e-6
 #: Runs with a delta: few in either direction that show which laws their noise has. Where all is Gaussian and shifted
@@ -135,33 +137,32 @@ def replay_pair(
 
 def estimate_power(replayed: ReplayedRuns) -> float:
     """How surely as many runs as these refute the guarantee again, at least."""
-    miss = 1e-3
     n = replayed.runs
     if not replayed.delta:
         drawn = n - replayed.climbs
         both = replayed.losses[:drawn], replayed.losses[drawn:]
-        return max(estimate_hit(losses, replayed.epsilon, miss) for losses in both)
-    low = bound_delta(replayed.losses, replayed.epsilon, miss)[0]
+        return max(estimate_hit(losses, replayed.epsilon) for losses in both)
+    low = bound_delta(replayed.losses, replayed.epsilon, MISS)[0]
     # The true deviation is at most this (Maurer, Pontil 2009, theorem 10), and so is the next one,
     # but for the misses; the next bound lies so far below the next mean.
     parts = np.maximum(0.0, -np.expm1(replayed.epsilon - replayed.losses))
-    wide = float(parts.std(ddof=1)) + 2 * math.sqrt(2 * math.log(1 / miss) / (n - 1))
+    wide = float(parts.std(ddof=1)) + 2 * math.sqrt(2 * math.log(1 / MISS) / (n - 1))
     log = math.log(2 / RARE)
     spare = low - replayed.delta - wide * math.sqrt(2 * log / n) - 7 * log / (3 * (n - 1))
     if spare <= 0:
         return 0.0
     # Bernstein: how probable it is that the next mean falls so far.
     fall = math.exp(-n * spare**2 / (2 * wide**2 + 2 * spare / 3))
-    return max(0.0, 1 - 3 * miss - fall)
+    return max(0.0, 1 - 3 * MISS - fall)
 
 
-def estimate_hit(losses: NDArray[np.float64], epsilon: float, miss: float) -> float:
+def estimate_hit(losses: NDArray[np.float64], epsilon: float) -> float:
     """How surely one of as many runs loses more than epsilon, at least."""
     if not losses.size:
         return 0.0
     hits = int((losses > epsilon + ROUNDING).sum())
-    rate = float(clopper_pearson(np.array([hits]), losses.size, miss)[0][0])
-    return (1 - miss) * (1 - (1 - rate) ** losses.size)
+    rate = float(clopper_pearson(np.array([hits]), losses.size, MISS)[0][0])
+    return (1 - MISS) * (1 - (1 - rate) ** losses.size)
 
 
 def list_runs(mechanism: AnyMechanism, example: Example) -> list[tuple[Run, Run]]:
@@ -212,14 +213,25 @@ def _judge(
     # Of a pure guarantee any possible run will do, so half of them look at improbable ones.
     # What chance finds at all it finds soon.
     part = work / 2 if delta else work / 8
-    losses = draw_losses(*runs, max(most // 2, 4), part, factor=factor, explores=not delta)
-    more = draw_losses(*runs, max(most // 2, 4), part, factor=factor)
-    losses = np.concatenate([losses, more])
+
+    def draw(part: float) -> NDArray[np.float64]:
+        half = max(most // 2, 4)
+        return np.concatenate(
+            [
+                draw_losses(*runs, half, part, factor=factor, explores=explores)
+                for explores in (not delta, False)
+            ]
+        )
+
+    losses = draw(part)
     if not delta:
         climbed = losses[:0]
         if losses.max() <= epsilon + ROUNDING:
             climbed = climb_losses(*runs, CLIMBS if most > FEW else 1, 6 * part, factor=factor)
-            losses = np.concatenate([losses, climbed])
+        elif most > FEW and estimate_hit(losses, epsilon) < POWER:
+            # What few runs found by chance, more show to be no luck.
+            losses = np.concatenate([losses, draw(3 * part)])
+        losses = np.concatenate([losses, climbed])
         worst = float(losses.max())
         return ReplayedRuns(
             example,
