@@ -153,7 +153,7 @@ class SqlRefused(PlanRefused):
     Attributes:
         rule: the name of the rule that it breaks.
         line, column: the place in the text, counted from 1.
-        nearest: a text that asks the same and is accepted, or None.
+        nearest: a text that asks the same with the option that is missing, or None.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class SqlRefused(PlanRefused):
         # A window of the line, so that a long one still shows the place.
         start = max(0, column - 61)
         shown = source[start : start + 120]
-        hint = f"\nthe same query is accepted as: {nearest}" if nearest else ""
+        hint = f"\nthe same query with it: {nearest}" if nearest else ""
         super().__init__(
             f"the SQL breaks the rule {rule!r} at line {line}, column {column}: {what}\n"
             f"  {shown}\n  {' ' * (column - 1 - start)}^{hint}"

@@ -21,6 +21,7 @@ EXPRESSIONS = [
     "COUNT_IF(city ILIKE 'o%'), COUNT_IF(city NOT ILIKE 'OSLO')",
     "COUNT_IF((age > 20) IS TRUE), COUNT_IF((age > 20) IS NOT TRUE), COUNT_IF((age > 20) IS FALSE)",
     "COUNT_IF(age IS DISTINCT FROM 7), COUNT_IF(age IS NOT DISTINCT FROM cost)",
+    "COUNT_IF(age IS DISTINCT FROM NULL), COUNT_IF(NULL IS NOT DISTINCT FROM cost)",
     "COUNT_IF((city, age) IN (('Oslo', 7), ('Rome', 21))), COUNT_IF((age, clinic) NOT IN ((7, 'c1'), (20, 'c0')))",
     "COUNT_IF(starts_with(city, 'O')), COUNT_IF(prefix(city, 'R')), COUNT_IF(contains(city, 'sl')), COUNT_IF(suffix(city, 'e'))",
     "SUM(ROUND(cost)), SUM(ROUND(cost, 1)), COUNT_IF(ROUND(cost) = 3)",

@@ -261,7 +261,7 @@ class Reader:
         return Node("truth", (bool(found.this),))
 
     def _read_null(self, found: Any, depth: int) -> NoReturn:
-        refuse_sql("literals", "NULL compares with nothing; write IS NULL")
+        refuse_sql("literals", "NULL is never true or equal; IS NULL asks for missing values")
 
     def _read_neg(self, found: Any, depth: int) -> Node:
         # -5 becomes a literal, so that IN and comparisons of whole numbers take it.

@@ -231,7 +231,10 @@ class Renderer(ABC):
         if node.op == "-" and [term.family for term in terms] == ["date", "date"]:
             unit, (later, earlier) = Node("text", ("day",)), node.args
             return Term(*self.write_special(Node("date_diff", (unit, earlier, later))))
-        require_operands(all(term.family in ("whole", "number") for term in terms), node, "numbers")
+        what = "numbers"
+        if any(term.family in CALENDAR for term in terms):
+            what += "; days between dates are date_diff('day', a, b), and a literal moves by an INTERVAL"
+        require_operands(all(term.family in ("whole", "number") for term in terms), node, what)
         values = [self._as_operand(term) for term in terms]
         if len(values) == 1:
             # Where they are not defined they give NaN, and raise nothing.

@@ -79,6 +79,10 @@ def _read_two(reader: Reader, parsed: Any, depth: int) -> tuple[Node, Node]:
 
 def _is_same(reader: Reader, parsed: Any, depth: int) -> Node:
     """NULL equals NULL, and the comparison is never NULL."""
+    sides = reader.take_arguments(parsed, "this", "expression", ignore=("safe",))
+    kept = [side for side in sides if type(_strip(side)).__name__ != "Null"]
+    if len(kept) == 1:
+        return Node("IS NULL", (reader.read_operand(kept[0], depth),))
     return _compare_same(*_read_two(reader, parsed, depth))
 
 
