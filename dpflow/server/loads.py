@@ -18,7 +18,7 @@ from dpflow.server.principals import Caller
 from dpflow.server.refusals import Refused, refuse_for_now
 from dpflow.server.service import BLOCK, Load, Service
 from dpflow.tables.loading.csv_files import CsvFormat
-from dpflow.tables.loading.load_rows import load_rows
+from dpflow.tables.loading.load_rows import TableUnfit, load_rows
 from dpflow.tables.loading.source_names import open_source
 
 log = logging.getLogger("dpflow")
@@ -86,8 +86,9 @@ def _load_block(name: str, load: Load, table: Table, block: str) -> None:
         return
     # Its text names the owner's places.
     log.error("load %s of block %s failed: %s", name, block, problem)
-    # Files and header were read: what fails then is for a row, such as a stray quote.
-    if not (is_open and isinstance(problem, TableUnreadable)):
+    # Files and header were read: what fails then is for a row, such as a stray quote, or `TableUnfit`.
+    is_of_rows = isinstance(problem, TableUnreadable) and not isinstance(problem, TableUnfit)
+    if not (is_open and is_of_rows):
         raise Refused(
             500,
             "internal_error",

@@ -7,6 +7,7 @@ import resource
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pytest
 import yaml
 from duckdb_files import read_table
@@ -14,6 +15,7 @@ from service_world import TOKENS, ServiceWorld, asker, serve_here, settle, task
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
+from dpflow import fault_points
 from dpflow.cli import app
 from dpflow.errors import InvalidDeclaration
 from dpflow.server.service import load_service
@@ -121,6 +123,59 @@ def test_a_load_that_could_not_be_written_is_not_called_made(
         (world.folder / "incoming" / "2021-01-01.csv").write_text(f"{HEAD}\n{many}")
         assert len(read_table(file)) == 8000
         assert ask(client).status_code == 200 and len(read_table(file)) == 28_000
+
+
+SYNC = duckdb.FatalException("FATAL Error: fsync failed!")
+QUOTA = duckdb.TransactionException(
+    "TransactionContext Error: Failed to commit: Cannot open file: Disk quota exceeded"
+)
+TWICE = duckdb.TransactionException(
+    'TransactionContext Error: Failed to commit: PRIMARY KEY or UNIQUE constraint violation: duplicate key "7"'
+)
+DISK = duckdb.IOException("IO Error: Could not read from file: Input/output error")
+DAMAGE = duckdb.Error("Corrupt database file: computed checksum does not match")
+
+
+@pytest.mark.parametrize(
+    ("error", "status"), [(SYNC, 503), (QUOTA, 503), (DISK, 500), (DAMAGE, 500), (TWICE, 200)]
+)
+def test_what_no_row_causes_is_no_load(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: duckdb.Error, status: int
+) -> None:
+    """A disk or file that fails is said, as no row decides it; a key that stands twice is not."""
+    world = make_world(tmp_path / "world")
+
+    def fail(point: str) -> None:
+        raise error
+
+    with world.test_client("ann") as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(fault_points, "pass_point", fail)
+            failed = ask(client)
+        assert failed.status_code == status, failed.text
+        assert failed.json().get("retryable") == {503: True, 500: False}.get(status)
+        assert str(world.folder) not in failed.text and "7" not in failed.text
+        assert len(read_table(world.folder / "visits.duckdb")) == 8000
+        assert ask(client).status_code == 200
+        assert len(read_table(world.folder / "visits.duckdb")) == 8050
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "CREATE SCHEMA dpflow; CREATE TABLE dpflow.loads (a INTEGER)",
+        "ALTER TABLE visits RENAME TO other; CREATE VIEW visits AS FROM other",
+    ],
+)
+def test_a_file_that_takes_no_load_is_said(tmp_path: Path, statements: str) -> None:
+    """A view in the table's place, or another book of loads than dpflow's."""
+    world = make_world(tmp_path / "world")
+    with duckdb.connect(str(world.folder / "visits.duckdb")) as connection:
+        connection.execute(statements)
+    with world.test_client("ann") as client:
+        failed = ask(client)
+    assert (failed.status_code, failed.json()["retryable"]) == (500, False), failed.text
+    assert len(read_table(world.folder / "visits.duckdb")) == 8000
 
 
 def test_what_a_scheduler_may_not_load(tmp_path: Path) -> None:

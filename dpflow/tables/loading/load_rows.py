@@ -28,6 +28,10 @@ _BOOK = f"{OWN_SCHEMA}.loads"
 _STAGED = "temp.main.staged_rows"
 
 
+class TableUnfit(TableUnreadable):
+    """A load failed, and no row is why: its files, or what stands in the private file, must be mended first."""
+
+
 def load_rows(
     source: LoadSource,
     database: Path,
@@ -58,8 +62,8 @@ def load_rows(
         TableBusy: other processes have the file open for `dpflow.tables.access.isolated_database.MAX_WAIT` seconds,
             a source's file was written meanwhile, or the file cannot grow, as on a full disk or for want of memory; nothing
             was loaded.
-        TableUnreadable: too many rows were rejected, or a source that cannot be read; nothing was
-            loaded.
+        TableUnreadable: too many rows were rejected, or a source that cannot be read (`TableUnfit` where no row is why);
+            nothing was loaded.
     """
     if blocks and by is None:
         raise InvalidInput("blocks are values of a column; name it with by")
@@ -76,20 +80,36 @@ def load_rows(
             with _open_for_owner(database) as connection:
                 load = _Load(connection, source, table, by, tuple(map(str, blocks)), what)
                 return load.run(digest, replace, max_rejects, tell or (lambda report: None))
-        # DuckDB has no class for a full disk, and says nothing of rows in these.
-        except (duckdb.IOException, duckdb.TransactionException, duckdb.FatalException) as error:
-            if not any(words in str(error) for words in ("Could not write", PREFIX)):
-                raise
-            kind = type(error).__name__
         # Beyond the memory that it may take, DuckDB spills into the space that a disk has.
         except duckdb.OutOfMemoryException as error:
             kind = type(error).__name__
+        except duckdb.Error as error:
+            kind, text = type(error).__name__, str(error)
+            is_ended = isinstance(error, duckdb.TransactionException | duckdb.FatalException)
+            # A key that stands twice may be found at the commit.
+            if not (is_ended or _is_of_no_row(error)) or (is_ended and "onstraint" in text):
+                raise
+            # DuckDB has no class for a full disk, and says nothing of rows in these.
+            if not is_ended and not any(words in text for words in ("Could not write", PREFIX)):
+                raise TableUnfit(
+                    f"{what} or {source.name} cannot be read ({kind}); the error's own text is withheld; give whole files "
+                    f"that may be read, and a DuckDB file of this version with a table of that name, no view, and the "
+                    f"schema {OWN_SCHEMA} as it was made"
+                ) from None
         raise TableBusy(
             f"{what} could not be written ({kind}), as on a full disk or for want of memory, and nothing was loaded; free space, "
             f"or raise DPFLOW_MEMORY_LIMIT, and run it again"
         )
 
     return isolated_database.scrub_errors(load_whole, f"{what} or {source.name}")
+
+
+def _is_of_no_row(error: duckdb.Error) -> bool:
+    """Whether an error is of a file, or of what else stands in the database, whatever rows hold."""
+    kinds = duckdb.IOException | duckdb.CatalogException | duckdb.BinderException
+    # Those of a file's format and checksums alone have no class of their own.
+    is_known = isinstance(error, kinds) or type(error) is duckdb.Error
+    return is_known and "Could not set lock" not in str(error)
 
 
 class _Load:
