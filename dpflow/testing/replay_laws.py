@@ -67,9 +67,27 @@ class ShiftedNoise:
 
 @dataclass(frozen=True)
 class ChoiceLaw:
-    """One of some places, by the logarithms of their weights."""
+    """One of some places, by the logarithms of their sizes, and by integers that each cost so much."""
 
-    logs: NDArray[np.float64]
+    sizes: NDArray[np.float64]
+    costs: Sequence[int] | NDArray[Any] = ()
+    rate: Fraction = Fraction(0)
+
+    @cached_property
+    def _away(self) -> NDArray[Any]:
+        """What each costs more than the cheapest."""
+        costs = self.costs if isinstance(self.costs, np.ndarray) else np.array(self.costs, object)
+        return costs - costs.min() if len(costs) else np.zeros(len(self.sizes), np.int64)
+
+    @cached_property
+    def logs(self) -> NDArray[np.float64]:
+        """The logarithms of the weights, to be compared with each other."""
+        logs: NDArray[np.float64] = self.sizes - float(self.rate) * self._away.astype(float)
+        return logs
+
+    @cached_property
+    def _total(self) -> float:
+        return _log_sum(self.logs)
 
     def draw(self, source: Source, explores: bool) -> int:
         if explores:
@@ -78,40 +96,33 @@ class ChoiceLaw:
         at = int(np.searchsorted(np.cumsum(weights) / weights.sum(), _draw_unit(source)))
         return min(at, len(weights) - 1)
 
-    def log_mass(self, value: int) -> float:
+    def log_mass(self, value: int) -> float | Fraction:
         if value >= len(self.logs):
             raise Impossible
-        return float(self.logs[value] - _log_sum(self.logs))
+        # Doubles of very improbable places, which two neighbours differ in by little, would differ by rounding.
+        likely = float(self.sizes[value]) - self._total
+        return Fraction(likely) - self.rate * int(self._away[value]) if self.rate else likely
 
 
 @dataclass(frozen=True)
 class Place:
-    """An integer of one of several runs that do not overlap, by the starts, lengths and costs of these."""
+    """An integer of one of several runs that do not overlap, by the starts, lengths and choice of these."""
 
     starts: NDArray[Any]
     lengths: NDArray[Any]
-    costs: NDArray[np.float64]
-    rate: float
-
-    @cached_property
-    def _runs(self) -> ChoiceLaw:
-        return ChoiceLaw(np.log(self.lengths.astype(float)) - self.rate * self.costs)
-
-    @cached_property
-    def _total(self) -> float:
-        return _log_sum(self._runs.logs)
+    runs: ChoiceLaw
 
     def draw(self, source: Source, explores: bool) -> int:
-        run = self._runs.draw(source, explores)
+        run = self.runs.draw(source, explores)
         return int(self.starts[run]) + source.draw_below(int(self.lengths[run]))
 
-    def log_mass(self, value: int) -> float:
+    def log_mass(self, value: int) -> float | Fraction:
         before = np.flatnonzero(self.starts <= value)
         # Of the runs that start before it only the last one may hold it.
         run = before[np.argmax(self.starts[before])] if before.size else None
         if run is None or value >= int(self.starts[run]) + int(self.lengths[run]):
             raise Impossible
-        return float(-self.rate * self.costs[run] - self._total)
+        return self.runs.log_mass(run) - Fraction(float(self.runs.sizes[run]))
 
 
 #: Gaussian tails are summed up to this sigma, and this many sigmas far; beyond it an integral is as near.

@@ -83,13 +83,8 @@ def _as_list(values: Any) -> list[int]:
 
 
 def _follow_place(starts: Any, lengths: Any, costs: Any, rate: Any, source: Follower) -> int:
-    penalties = np.asarray(costs, float)
-    law = Place(
-        _as_array(starts),
-        _as_array(lengths),
-        penalties - penalties.min(),
-        float(rate * source.factor),
-    )
+    begins, sizes = _as_array(starts), _as_array(lengths)
+    law = Place(begins, sizes, ChoiceLaw(np.log(sizes.astype(float)), costs, rate * source.factor))
     return int(source.follow(law))
 
 
@@ -104,8 +99,8 @@ def _follow_bands(window: Any, first: int, last: int, rate: Any, source: Followe
 
 
 def _follow_piece(lengths: Any, costs: Any, rate: Any, source: Follower) -> int:
-    sizes, away = np.asarray(lengths, float), np.asarray(costs, float)
-    return int(source.follow(ChoiceLaw(np.log(sizes) - float(rate * source.factor) * away)))
+    sizes = np.log(np.asarray(lengths, float))
+    return int(source.follow(ChoiceLaw(sizes, costs, rate * source.factor)))
 
 
 def _follow_rows(costs: Any, rate: Any, source: Follower) -> Any:

@@ -51,7 +51,7 @@ class Follower(Source):
     """
 
     def __init__(self, factor: Fraction, explores: bool, has_places: bool = True) -> None:
-        self.factor, self.explores, self.logs = factor, explores, list[float]()
+        self.factor, self.explores, self.logs = factor, explores, list[Any]()
         self.laws = list[Any]()
         self.has_places = has_places
         self._fresh = SystemSource()

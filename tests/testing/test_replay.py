@@ -19,7 +19,12 @@ from dpflow.core.sampling.noisy_values import (
     show_large_counts,
 )
 from dpflow.core.sampling.randomness import Source
-from dpflow.core.sampling.samplers import circular_order, discrete_laplace, uniform_integers
+from dpflow.core.sampling.samplers import (
+    choose_piece,
+    circular_order,
+    discrete_laplace,
+    uniform_integers,
+)
 from dpflow.core.toolbox.sparse_vector import Engine
 from dpflow.mechanisms.count import Count
 from dpflow.mechanisms.key_union import KeyUnion
@@ -86,6 +91,21 @@ def test_a_choice_loses_what_its_law_says() -> None:
     found = draw_losses(run([0, 4]), run([1, 3]), 60, explores=True)
     expected = [math.log(laws[0][i] / laws[1][i]) for i in (0, 1)]
     assert sorted(set(found.round(9))) == pytest.approx(sorted(expected), abs=1e-8)
+
+
+@pytest.mark.parametrize("many", [2**36, 2**52])
+def test_an_improbable_choice_loses_no_rounding(many: int) -> None:
+    """Doubles of such logarithms are further apart than what a choice between them loses."""
+
+    def run(cost: int) -> Run:
+        return lambda source: (
+            draw_place([0, 1], [1, 3], [0, cost], F(1, 7), source),
+            choose_piece([1, 3], [0, cost], F(1, 7), source),
+        )
+
+    found = draw_losses(run(many), run(many + 1), 20, explores=True)
+    assert sorted(set(found.round(9))) == pytest.approx([0, 1 / 7, 2 / 7], abs=1e-8)
+    assert found.max() <= 2 / 7 + 1e-9
 
 
 def test_counts_above_a_threshold_are_infinite_where_one_side_lacks_the_name() -> None:

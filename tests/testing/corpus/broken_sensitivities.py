@@ -4,6 +4,7 @@ mechanisms that they differ from.
 
 from __future__ import annotations
 
+from collections import Counter
 from fractions import Fraction
 from typing import Any
 
@@ -16,7 +17,7 @@ from dpflow.core.contract.mechanism import Mechanism, Params
 from dpflow.core.contract.requests import GroupedSums, SortedValues
 from dpflow.core.contract.results import Result, Row
 from dpflow.core.contract.sensitivity import sides_of
-from dpflow.core.sampling.noisy_values import add_laplace
+from dpflow.core.sampling.noisy_values import add_laplace, draw_place
 from dpflow.core.sampling.randomness import Source
 from dpflow.core.sampling.samplers import choose_piece
 
@@ -243,14 +244,20 @@ class SoundMiddle(Mechanism[MiddleParams]):
     def draw(self, params: MiddleParams, table: Table, answer: Any, source: Source) -> Result:
         """One value."""
         low, high = table.bounded_column(params.column).grid_bounds()
-        candidates = range(low, high + 1)
-        values, counts = np.asarray(answer.values), np.asarray(answer.counts)
-        costs = [
-            abs(int(counts[values < x].sum()) - int(counts[values > x].sum())) for x in candidates
-        ]
+        counts = Counter[int]()
+        for value, count in zip(map(int, answer.values), map(int, answer.counts), strict=True):
+            counts[value] += count
+        runs, start, below = list[tuple[int, int, int]](), low, 0
+        above = counts.total()
+        # All values between two of the rows cost the same.
+        for value in sorted(counts):
+            runs += [(start, value - start, abs(below - above))] * (value > start)
+            above -= counts[value]
+            runs.append((value, 1, abs(below - above)))
+            start, below = value + 1, below + counts[value]
+        runs += [(start, high + 1 - start, below)] * (high >= start)
         rate = params.epsilon / (2 * self.move(params, table))
-        place = choose_piece([1] * len(costs), costs, rate, source)
-        return Result((Row("", "middle", candidates[place]),))
+        return Result((Row("", "middle", draw_place(*zip(*runs), rate, source)),))
 
 
 class MiddleAtAddRemoveRate(SoundMiddle):
