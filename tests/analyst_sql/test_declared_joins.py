@@ -9,7 +9,10 @@ import duckdb
 import pytest
 from sql_world import DECLARATION, EXACT, World, close
 
-from dpflow.errors import SqlRefused
+from dpflow.analyst_sql.parse.query_reader import read_query
+from dpflow.analyst_sql.parse.text_and_options import Refusal, read_source
+from dpflow.core.contract.declaration import Table
+from dpflow.errors import InvalidInput, SqlRefused
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,7 @@ def test_an_answer_is_what_duckdb_says(joined: World, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("SELECT COUNT(*) FROM visits JOIN towns ON visits.city = towns.key", "relation: towns, name: towns, kind: dimension, on: {city: key}"),
+        ("SELECT COUNT(*) FROM visits JOIN towns ON visits.city = towns.key", "if everybody may see its rows, declare joins: [{relation: towns, name: towns, kind: dimension, on: {city: key}}]"),
         ("SELECT COUNT(*) FROM visits JOIN places ON visits.clinic = places.name", "declared are place on city = name"),
         ("SELECT COUNT(*) FROM visits JOIN places ON visits.city = places.name AND places.size > 3", "one equality"),
         ("SELECT COUNT(*) FROM visits JOIN people ON person = people.id", "declare the column people.id"),
@@ -82,7 +85,7 @@ def test_an_answer_is_what_duckdb_says(joined: World, text: str) -> None:
         ("SELECT COUNT(*) FROM visits, places WHERE city = places.name OR age > 3", "one equality"),
         ("SELECT COUNT(*) FROM visits, places WHERE clinic = places.name", "one equality"),
         ("SELECT COUNT(*) FROM visits CROSS JOIN places", "one equality"),
-        ("SELECT COUNT(*) FROM visits v JOIN visits w ON v.person = w.person", "does not join 'visits'"),
+        ("SELECT COUNT(*) FROM visits v JOIN visits w ON v.person = w.person", "'visits' is private; aggregate each table by itself"),
         ("SELECT COUNT(*) FROM (SELECT city FROM visits) v JOIN places ON v.city = places.name", "inside of it"),
         ("SELECT COUNT(*) FROM visits NATURAL JOIN places", "method"),
         ("SELECT COUNT(*) FROM visits JOIN (SELECT 1 AS one) ON TRUE", "no query"),
@@ -95,3 +98,35 @@ def test_other_joins_are_refused(joined: World, text: str, what: str) -> None:
     assert refused.value.rule in ("joins", "allow-list") and what in str(refused.value)
     assert refused.value.nearest is None
     assert joined.spent() == "0"
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("SELECT COUNT(*) FROM visits v JOIN stays s ON v.stay = s.id", "and 'stays' is private; aggregate each table by itself"),
+        ("SELECT COUNT(*) FROM visits JOIN main.stays ON stay = stays.person", "and 'stays' is private"),
+        ("SELECT COUNT(*) FROM visits v JOIN visits w USING (person)", "and 'visits' is private"),
+        ("SELECT COUNT(*) FROM visits v JOIN stays s ON s.guest = v.person", "or declare joins: [{relation: stays, name: stays, kind: unit, rows: N, on: {person: guest}}]"),
+    ],
+)  # fmt: skip
+def test_a_private_table_is_no_dimension(text: str, what: str) -> None:
+    """The message named a declared table as a public dimension, whose rows no noise would hide."""
+    units = {"visits": "person", "stays": "guest"}
+
+    def find_table(name: str) -> Table:
+        if name not in units:
+            raise InvalidInput(name)
+        return Table.model_validate(
+            {
+                "name": name,
+                "database": "t.duckdb",
+                "privacy_unit": {"column": units[name]},
+                "contribution_bounds": {"rows": 2},
+                "columns": {"stay": {}, "id": {}},
+            }
+        )
+
+    with pytest.raises(Refusal) as refused:
+        read_query(read_source(text).parse({}), find_table)
+    assert refused.value.rule == "joins" and what in str(refused.value)
+    assert "kind: dimension" not in str(refused.value)

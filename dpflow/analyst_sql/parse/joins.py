@@ -114,7 +114,7 @@ def _read_equality(
     return None
 
 
-def add_join(source: PrivateRows, join: Any) -> PrivateRows:
+def add_join(source: PrivateRows, join: Any, find_table: Callable[[str], Table]) -> PrivateRows:
     """The rows of a match table with a relation that its declaration joins.
 
     The declaration's own join is what is computed, so a row keeps its place whether the relation is
@@ -131,7 +131,7 @@ def add_join(source: PrivateRows, join: Any) -> PrivateRows:
     pair = _find_keys(on, using, source.alias, called)
     match = _find_declared(source, relation, pair)
     if match is None:
-        raise Refusal("joins", _propose(source, relation, pair), join)
+        raise Refusal("joins", _propose(source, relation, pair, find_table), join)
     joined = replace(source, relations={**source.relations, called: match.name})
     return joined if keeps_all_rows(join) else _keep_matches(joined, match, join)
 
@@ -166,8 +166,13 @@ def _find_declared(source: PrivateRows, relation: str, pair: tuple[str, str] | N
     return None
 
 
-def _propose(source: PrivateRows, relation: str, pair: tuple[str, str] | None) -> str:
-    """What to declare, or to write, so that a join is answered."""
+def _propose(
+    source: PrivateRows,
+    relation: str,
+    pair: tuple[str, str] | None,
+    find_table: Callable[[str], Table],
+) -> str:
+    """What to declare, or to write, so that a join is answered: no private table as a public dimension."""
     if source.columns is not None:
         return "rows of a CTE or subquery are not joined; join the listed table inside of it"
     if pair is None:
@@ -175,9 +180,25 @@ def _propose(source: PrivateRows, relation: str, pair: tuple[str, str] | None) -
     pairs = [f"{one.name} on {one.left_column} = {one.right_column}" for one in source.table.joins]
     listed = f"; declared are {', '.join(pairs)}" if pairs else ""
     name = relation.rpartition(".")[2]
+    refused = f"the declaration of {source.table.name!r} does not join {relation!r} on {pair[0]} = {pair[1]}{listed}"
+    kind, condition = "kind: dimension", "if everybody may see its rows, declare"
+    try:
+        other = find_table(name)
+    except InvalidInput:
+        pass
+    else:
+        table, aggregate = source.table, "aggregate each table by itself, and join the results"
+        units = (table.privacy_unit.column, other.privacy_unit.column)
+        if (
+            [one.casefold() for one in pair] != [one.casefold() for one in units]
+            or table.place != other.place
+            or plain_relation(table.relation_name) == plain_relation(other.relation_name)
+        ):
+            return f"{refused}, and {name!r} is private; {aggregate}"
+        relation, kind = other.relation_name, "kind: unit, rows: N"
+        condition = f"{aggregate}, or declare"
     return (
-        f"the declaration of {source.table.name!r} does not join {relation!r} on {pair[0]} = {pair[1]}{listed}; declare "
-        f"joins: [{{relation: {relation}, name: {name}, kind: dimension, on: {{{pair[0]}: {pair[1]}}}}}], "
+        f"{refused}; {condition} joins: [{{relation: {relation}, name: {name}, {kind}, on: {{{pair[0]}: {pair[1]}}}}}], "
         f"and its columns as {name}.COLUMN"
     )
 

@@ -347,7 +347,7 @@ class _QueryReader:
             take_arguments(joined, "this", "alias")
             table, called = self.public[joined.name.casefold()], joined.alias_or_name.casefold()
             return join_public(source, join, table, joined.name, called)
-        return add_join(source, join)
+        return add_join(source, join, self._find_table)
 
 
 def _order_rows(tree: Any) -> None:
