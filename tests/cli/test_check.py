@@ -135,6 +135,30 @@ def test_a_declaration_that_its_source_does_not_fit(project: Tiny) -> None:
     assert "protects all rows of one person in one day" in findings["scope"][1]
 
 
+def test_a_dimension_that_another_declaration_protects(project: Tiny) -> None:
+    """Its persons' rows moved answers that said they protect them; the owner may call the rows public."""
+    with duckdb.connect(str(project.database)) as connection:
+        connection.execute("CREATE TABLE stays AS SELECT 'p1' AS id, 'p2' AS person")
+    protected = {
+        "name": "guests",
+        "relation": "stays",
+        "database": project.database.name,
+        "privacy_unit": {"column": "person"},
+        "contribution_bounds": {"rows": 1},
+        "columns": {"id": {}},
+    }
+    (project.folder / "guests.yml").write_text(yaml.safe_dump(protected))
+    rename(project, tables={"visits": "visits.yml", "guests": "guests.yml"})
+    join = {"relation": "main.stays", "name": "s", "kind": "dimension", "on": {"person": "id"}}
+    assert check(project.folder)[1]["table visits"][0] == "ok"
+    project.declare(joins=[join])
+    status, findings = check(project.folder)
+    state, text = findings["table visits"]
+    assert (status, state) == (1, "wrong") and "join s:" in text and "table guests" in text
+    project.declare(joins=[join | {"public": True}])
+    assert check(project.folder)[1]["table visits"][0] == "ok"
+
+
 def test_an_anchor_of_another_ledger(project: Tiny) -> None:
     """Is no anchor of this one."""
     other = Ledger(project.folder / "other.sqlite", create=True, anchor=project.folder / "anchor")
