@@ -112,7 +112,7 @@ class _Table:
             part = cells[start : start + CHUNK]
             part[:] = self.buckets.take(words >> np.uint64(WORD - BUCKET))
             # Few buckets hold a cut, so nearly every word is settled by one look-up.
-            mixed = np.flatnonzero(part == MIXED)
+            mixed = (part == MIXED).nonzero()[0]
             if mixed.size:
                 part[mixed] = self.resolve_words(words[mixed], source)
         return cells
@@ -160,20 +160,22 @@ class Inversion:
         return _Table(self.law)
 
     @cached_property
-    def _sums(self) -> tuple[Ints, NDArray[np.float64]]:
-        return self.law.sum_weights()
+    def _sums(self) -> tuple[Ints, NDArray[np.float64], float, float]:
+        """Cells, sums of their weights, the total, and the margin."""
+        cells, sums = self.law.sum_weights()
+        total = float(sums[-1])
+        return cells, sums, total, total * 2 * (2.0**-38 + len(sums) * 2.0**-52)
 
     def draw_cells(self, size: int, source: Source) -> Ints:
         """Independent cells."""
         self._drawn += size
         if self._drawn > FEW:
             return self.table.draw_cells(size, source)
-        cells, sums = self._sums
+        cells, sums, total, margin = self._sums
         words = source.draw_words(size)
-        points = (words >> np.uint64(11)) * 2.0**-53 * sums[-1]
-        margin = sums[-1] * 2 * (2.0**-38 + len(sums) * 2.0**-52)
-        index = np.searchsorted(sums, points - margin, side="right")
-        unsure = np.flatnonzero(index != np.searchsorted(sums, points + margin))
+        points = (words >> np.uint64(11)) * 2.0**-53 * total
+        index = sums.searchsorted(points - margin, side="right")
+        unsure = (index != sums.searchsorted(points + margin)).nonzero()[0]
         drawn: Ints = cells[index]
         if unsure.size:
             drawn[unsure] = self.table.resolve_words(words[unsure], source)

@@ -212,7 +212,7 @@ def _exponential_coins(
     bounded = gamma <= 1
     yes: NDArray[np.bool_] = bounded & (u < below - 2.0**-45)
     no = bounded & (u > above + 2.0**-45)
-    for i in np.flatnonzero(~(yes | no)):
+    for i in (~(yes | no)).nonzero()[0]:
         yes[i] = _below_exp(exact(int(i)), int(words[i]), source)
     return yes
 

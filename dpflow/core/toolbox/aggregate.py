@@ -52,7 +52,7 @@ from dpflow.core.sampling.randomness import Source
 from dpflow.core.toolbox import budget_split
 from dpflow.core.toolbox.moments import Measure, Moment, Noisy, Query
 from dpflow.core.toolbox.noise import FAILURE, Noise, gaussian_noise, laplace_noise, rho_for
-from dpflow.late_numpy import NDArray, np
+from dpflow.late_numpy import np
 
 Law = Literal["laplace", "gaussian"]
 #: How often a sum that stopped may be taken for one that did not; and rows of which a plan says so.
@@ -145,19 +145,20 @@ class Release:
         """By measures' names: half-widths of their moments, and their own where these do not depend on rows."""
         return {}
 
-    def find_stopped(
-        self, noisy: Noisy, measures: Sequence[Measure]
-    ) -> Iterator[NDArray[np.bool_]]:
-        """For each measure, the groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
+    def find_stopped(self, noisy: Noisy, measures: Sequence[Measure]) -> list[frozenset[int]]:
+        """For each measure, the places of groups in which one of its sums may have reached `MAX_MAGNITUDE`, where sums
         stop. From released numbers alone; a sum that did is missed once in 10^9 times.
         """
-        reached = {moment: np.abs(noisy[moment]) >= least for moment, least in self._stops.items()}
-        # Hardly ever one, and draws are many.
-        stopped = {moment: groups for moment, groups in reached.items() if groups.any()}
-        none = np.zeros(len(next(iter(noisy.values()))), bool)
-        for m in measures:
-            used = self.query.weights(m) if stopped else ()
-            yield sum((stopped[one] for one in used if one in stopped), none)
+        stopped = dict[Moment, frozenset[int]]()
+        for moment, least in self._stops.items():
+            reached = np.abs(noisy[moment]) >= least
+            # Hardly ever one, and draws are many.
+            if reached.any():
+                stopped[moment] = frozenset(np.flatnonzero(reached).tolist())
+        if not stopped:
+            return [frozenset()] * len(measures)
+        used = [self.query.weights(measure) for measure in measures]
+        return [frozenset().union(*(stopped[m] for m in one if m in stopped)) for one in used]
 
     @cached_property
     def _stops(self) -> dict[Moment, int]:
@@ -303,7 +304,7 @@ class MeasureMechanism(Mechanism[N]):
             for m, label, values, errors, ended in columns:
                 # Of released numbers alone: an empty group looks as one that the noise hides.
                 value, error, remark = values[i], errors[i], ""
-                if ended[i]:
+                if i in ended:
                     value, error, remark = None, None, TOO_LARGE
                 elif value is None or error is None:
                     remark = NO_VALUE

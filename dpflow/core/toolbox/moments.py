@@ -25,7 +25,7 @@ on a grid that no declared step gives, as quotients are, or squares are coarse.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
@@ -293,15 +293,12 @@ class Query:
             pairs = [(None, None) if empty else pair for empty, *pair in groups]
             return [value for value, _ in pairs], [error for _, error in pairs]
         assert error is not None
-        weights = self.weights(measure)
-        parts = zip(*(noisy[moment].tolist() for moment in weights), strict=True)
-        factors = [*map(int, weights.values())]
+        moments, factors, top, bottom = self._find_terms(measure)
+        parts = zip(*(noisy[moment].tolist() for moment in moments), strict=True)
         totals = [sum(map(operator.mul, factors, part)) for part in parts]
         if measure.column is None:
             return totals, [error] * len(totals)
-        step = self.table.bounded_column(measure.column).step
         # A quotient of integers is rounded once, as that of fractions.
-        top, bottom = step.as_integer_ratio()
         values = [total * top / bottom for total in totals]
         # Far from 0 a double is not the sum: what it is off by, is part of the error.
         errors: list[float | None] = [
@@ -309,6 +306,22 @@ class Query:
             for value, total in zip(values, totals, strict=True)
         ]
         return values, errors
+
+    def _find_terms(self, measure: Measure) -> tuple[Sequence[Moment], Sequence[int], int, int]:
+        """Of a count or sum its moments, their factors, and the step that they count as numerator and denominator."""
+        name = measure.full_name
+        if name not in self._terms:
+            weights = self.weights(measure)
+            column = None if measure.column is None else self.table.bounded_column(measure.column)
+            step = Fraction(1) if column is None else column.step
+            factors = [*map(int, weights.values())]
+            self._terms[name] = [*weights], factors, *step.as_integer_ratio()
+        return self._terms[name]
+
+    @cached_property
+    def _terms(self) -> dict[str, tuple[Sequence[Moment], Sequence[int], int, int]]:
+        """By measures' names: draws after each other ask for the same."""
+        return {}
 
 
 def _is_exact(value: float, top: int, bottom: int) -> bool:
