@@ -6,12 +6,11 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib import metadata
 from importlib.util import find_spec
-from itertools import permutations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -22,7 +21,6 @@ from dpflow.cli.console import JsonOption, LedgerOption, find_ledger, show_json,
 from dpflow.cli.plan_schedule import Wishes, parse_date, parse_last_date, read_jobs
 from dpflow.client.local import paying_scopes
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.joins import plain_relation
 from dpflow.engine.planning.missing_runs import check_job_runs, describe_runs
 from dpflow.error_boundary import contain_errors
 from dpflow.errors import DpflowError, InvalidInput
@@ -112,7 +110,6 @@ def check_project(ledger: str | None) -> Iterator[ProjectFinding]:
     tables = dict(_load_tables(catalogue))
     for name, table in tables.items():
         yield from _check_table(name, table)
-    yield from _check_dimensions([one for one in tables.values() if isinstance(one, Table)])
     book, findings = _open_ledger(ledger)
     yield from findings
     if book is not None:
@@ -190,20 +187,6 @@ def _check_table(name: str, table: Table | DpflowError) -> Iterator[ProjectFindi
             "note",
             f"other users of this machine may read the private rows; take that away: chmod go-rwx {table.database}",
         )
-
-
-def _check_dimensions(tables: Sequence[Table]) -> Iterator[ProjectFinding]:
-    """Whether a declaration calls public what another one protects."""
-    for table, other in permutations(tables, 2):
-        for join in table.joins if table.place == other.place else ():
-            same = plain_relation(join.relation) == plain_relation(other.relation_name)
-            if same and join.kind == "dimension" and not join.public:
-                yield ProjectFinding(
-                    f"table {table.name}",
-                    "wrong",
-                    f"join {join.name}: its rows are read as public, and table {other.name} protects them; take the join out, "
-                    f"or write public: true in it if everybody may see these rows",
-                )
 
 
 def _open_ledger(ledger: str | None) -> tuple[Ledger | None, list[ProjectFinding]]:

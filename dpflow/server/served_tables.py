@@ -11,13 +11,14 @@ from dpflow.engine.releases.request import require_public
 from dpflow.errors import InvalidInput
 from dpflow.server.loads import check_loads
 from dpflow.server.service import Service
-from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.declarations import load_table, require_public_dimensions
 from dpflow.tables.public.copies import show_place
 
 
 def load_tables(service: Service) -> dict[str, Table]:
-    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise, and `PlanRefused` for
-    a public table in a private file, or a copy of what is published that would be.
+    """The declarations of a service file. Raises `InvalidInput` for one that calls itself otherwise, `InvalidDeclaration`
+    for one that joins as public what another one protects, and `PlanRefused` for a public table in a private file, or a
+    copy of what is published that would be.
     """
     tables = {name: load_table(path) for name, path in service.tables.items()}
     for name, table in tables.items():
@@ -25,6 +26,7 @@ def load_tables(service: Service) -> dict[str, Table]:
             raise InvalidInput(
                 f"the service file calls a table {name!r}, and its declaration calls itself {table.name!r}; write the same name"
             )
+        require_public_dimensions(table, tables.values())
     check_loads(service, tables)
     for public, file in service.public.items():
         for table in tables.values():

@@ -21,7 +21,7 @@ from dpflow.core.contract.strict_models import describe_problems
 from dpflow.engine.releases.request import require_public
 from dpflow.engine.releases.scope_filters import UNKNOWN_FILTERS, ScopeFilters
 from dpflow.errors import InvalidAmount, InvalidInput, UnknownName
-from dpflow.tables.access.declarations import load_table
+from dpflow.tables.access.declarations import load_table, require_public_dimensions
 from dpflow.tables.public.public_tables import load_public_table
 from dpflow.tables.public.published_rows import load_published_rows
 from dpflow.tables.public.query_process import RowTable
@@ -275,6 +275,8 @@ def make_finder(
                 f"two tables are called {table.name!r}; give one of them another name"
             )
         loaded[table.name.casefold()] = table
+    for table in loaded.values():
+        require_public_dimensions(table, loaded.values())
 
     def find_table(name: str) -> Table:
         if name.casefold() in loaded:

@@ -295,6 +295,21 @@ class Table(Strict):
         """Where the rows are, for people; no credentials."""
         return str(self.database) if self.source is None else self.source.description
 
+    def list_private(self) -> list[str]:
+        """Where its private relations are: one text for the spellings of each."""
+        own = self._find_place(self.relation_name) if self.source is None else self.source.place
+        return [own, *(self._find_place(one.relation) for one in self.joins if one.kind == "unit")]
+
+    def list_public(self) -> list[tuple[str, str]]:
+        """Name and place of each dimension of which its owner does not say that everybody may see its rows."""
+        dimensions = [one for one in self.joins if one.kind == "dimension" and not one.public]
+        return [(one.name, self._find_place(one.relation)) for one in dimensions]
+
+    def _find_place(self, relation: str) -> str:
+        if self.source is None:
+            return f"{self.database}: {plain_relation(relation)}"
+        return self.source.find_relation(relation).place
+
     def require_file(self, door: str) -> Path:
         """The file that holds the rows. Raises `PlanRefused` where a server has them: ``door``, the
         subject of a sentence, reads files of this machine only.

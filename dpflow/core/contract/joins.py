@@ -21,8 +21,8 @@ class Join(Strict):
     Rules, each named by its refusal: ``unit-key`` (private tables join on the unit and on nothing
     else, and a relation has one unit column wherever it is named), ``multiplicity`` (they declare
     ``rows``), ``unique-key`` (a dimension has one row a key, hence no ``rows``), ``public-rows`` (a
-    dimension is neither the table nor one of its private relations, nor a view that reads what they
-    read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
+    dimension is no private relation of this or another declared table, nor a view that reads what
+    this one's read), ``whole-unit`` (no private table beside budgets per block, which it would cross).
 
     Attributes:
         relation: the relation's name in the same file; of a server's source a folder or catalogue's table,

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import yaml
 from pydantic import ValidationError
 
+from dpflow.analyst_sql.releases.settings import make_finder
 from dpflow.core.contract.columns import Column
 from dpflow.errors import InvalidDeclaration, InvalidInput
+from dpflow.server.served_tables import load_tables
 from dpflow.tables.access.declarations import load_table
 from dpflow.yaml_files import load_yaml
 
@@ -59,6 +63,46 @@ def test_on_needs_no_quotes(tmp_path: Path) -> None:
         " joins: [{relation: d, name: d, kind: dimension, on: {k: id}}]}"
     )
     assert load_table(path).joins[0].on == {"k": "id"}
+
+
+@pytest.mark.parametrize(
+    ("source", "relation"),
+    [
+        ({"database": "stays.duckdb"}, "main.Stays"),
+        ({"source": {"spark": "lake", "table": "/lake/stays"}}, "/lake/stays"),
+    ],
+)
+def test_no_declaration_calls_public_what_another_protects(
+    source: dict[str, Any], relation: str, tmp_path: Path
+) -> None:
+    """One row of the other table moved an answer, said to protect all rows of a person, by 300: by no door such
+    a declaration is read, unless its owner says that everybody may see the rows.
+    """
+    own = {"source": {"spark": "lake", "table": "/lake/visits"}} if "source" in source else source
+    visits = {name: value for name, value in GOOD.items() if name != "database"} | own
+    join = {"relation": relation, "name": "s", "kind": "dimension", "on": {"user": "id"}}
+    contents = {
+        "dpflow": {"tables": {"visits": "visits.yml", "stays": "stays.yml"}},
+        "stays": visits | source | {"name": "stays"},
+        "visits": visits | {"joins": [join]},
+    }
+    files = {name: tmp_path / f"{name}.yml" for name in contents}
+    for name, content in contents.items():
+        files[name].write_text(yaml.safe_dump(content))
+    with pytest.raises(InvalidDeclaration, match="join s: rule public-rows: .* table stays"):
+        load_table("visits", tmp_path)
+    with pytest.raises(InvalidDeclaration, match="join s: rule public-rows"):
+        load_table(files["visits"])
+    files["dpflow"].unlink()
+    tables = [load_table(files[name]) for name in ("visits", "stays")]
+    with pytest.raises(InvalidDeclaration, match="join s: rule public-rows"):
+        make_finder(tables)
+    service = SimpleNamespace(tables={name: files[name] for name in ("visits", "stays")})
+    with pytest.raises(InvalidDeclaration, match="join s: rule public-rows"):
+        load_tables(service)  # type: ignore[arg-type]
+    files["dpflow"].write_text(yaml.safe_dump(contents["dpflow"]))
+    files["visits"].write_text(yaml.safe_dump(visits | {"joins": [join | {"public": True}]}))
+    make_finder([load_table("visits", tmp_path), load_table("stays", tmp_path)])
 
 
 @pytest.mark.parametrize(
