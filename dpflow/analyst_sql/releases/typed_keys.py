@@ -136,7 +136,7 @@ def _find_type(table: Table, group: Node) -> str | None:
     """What the catalogue calls a grouping expression's type; None if it cannot be asked now."""
     try:
         declared, name = declare_groups(table, str(group))
-        return column_types(declared, [name])[name]
+        return column_types(declared, [name])[name].upper()
     except DpflowError:
         return None
 
