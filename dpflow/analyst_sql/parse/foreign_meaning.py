@@ -64,18 +64,29 @@ def is_clamped(node: Any) -> bool:
 
 def spell_alike(node: exp.Expression) -> exp.Expression:
     """A part as DuckDB's writer has it right: a rank as a function of two arguments, and a number without a
-    precision, which DuckDB would round to thousandths, as a double.
+    precision, which DuckDB would round to thousandths, as a double. What it would write as a CASE that is not in the
+    language of rows is one that is, or the function itself.
     """
     if isinstance(node, exp.WithinGroup):
         (ordered,) = node.expression.expressions
         name = "quantile_cont" if isinstance(node.this, exp.PercentileCont) else "quantile_disc"
-        return exp.Anonymous(this=name, expressions=[ordered.this, node.this.this])
+        arguments = [ordered.this.transform(spell_alike), node.this.this]
+        return exp.Anonymous(this=name, expressions=arguments)
     if (
         isinstance(node, exp.DataType)
         and node.this == exp.DataType.Type.DECIMAL
         and not node.expressions
     ):
         return exp.DataType.build("double")
+    if isinstance(node, exp.Length | exp.Substring):
+        listed = (node.this, node.args.get("start"), node.args.get("length"))
+        arguments = [one.transform(spell_alike) for one in listed if one is not None]
+        return exp.Anonymous(this=node.sql_name(), expressions=arguments)
+    if isinstance(node, exp.Greatest | exp.Least) and not node.args.get("ignore_nulls"):
+        arguments = [one.transform(spell_alike) for one in (node.this, *node.expressions)]
+        present = [one.is_(exp.null()).not_() for one in arguments if not one.is_number]
+        largest = type(node)(this=arguments[0], expressions=arguments[1:], ignore_nulls=True)
+        return exp.case().when(exp.and_(*present), largest) if present else largest
     return node
 
 
@@ -125,7 +136,8 @@ def _casts_alike(node: Any, dialect: str) -> bool:
         whole = exp.Count | exp.CountIf | exp.Floor | exp.Ceil | exp.Extract | exp.Literal
         return dialect == "postgres" or isinstance(of, whole)
     kinds = exp.DataType.REAL_TYPES | {exp.DataType.Type.DATE, exp.DataType.Type.TIMESTAMP}
-    return to in kinds
+    # Snowflake's REAL has the digits of a double.
+    return to in kinds and (dialect != "snowflake" or to != exp.DataType.Type.FLOAT)
 
 
 #: What means the same with some arguments, or in some dialects.
@@ -153,7 +165,8 @@ _CHECKS: dict[type, Callable[[Any, str], bool]] = {
     exp.TryCast: _casts_alike,
     # PostgreSQL rounds doubles that end in 5 to the even neighbour.
     exp.Round: lambda node, dialect: dialect != "postgres" or node.args.get("decimals") is not None,
-    exp.Substring: lambda node, _: _is_number(node.args.get("start"), 1),
+    exp.Substring: lambda node, _: _is_number(node.args.get("start"), 1)
+    and _is_number(node.args.get("length") or exp.Literal.number(0), 0),
     exp.Left: lambda node, _: _is_number(node.expression, 0),
     exp.Right: lambda node, _: _is_number(node.expression, 0),
     # BigQuery takes off all white space.

@@ -12,7 +12,7 @@ from sqlglot.errors import ParseError, SqlglotError
 
 from dpflow.analyst_sql.parse.foreign_meaning import find_foreign, spell_alike
 from dpflow.errors import InvalidInput
-from dpflow.tables.language.conditions import find_cut_interval, keep_named_arguments
+from dpflow.tables.language.conditions import CLAMPED, find_cut_interval, keep_named_arguments
 
 #: What ``dialect`` may be, beside DuckDB's own SQL.
 DIALECTS = ("bigquery", "snowflake", "postgres")
@@ -24,6 +24,8 @@ _GOOGLE = {
     "max_rows_contributed": "rows_per_unit",
     "min_privacy_units_per_group": "min_units",
 }
+#: GoogleSQL's functions that take bounds as a named argument.
+_GOOGLE_BOUNDED = (*CLAMPED, "AVG", "PERCENTILE_CONT", "STDDEV_POP", "VAR_POP")
 
 
 def find_dialect(name: str) -> str:
@@ -44,7 +46,7 @@ def translate(text: str, dialect: str) -> str:
         language = Dialect.get_or_raise(dialect)
         parser: Any = language.parser()
         tokens = language.tokenize(text)
-        parser.FUNCTIONS = keep_named_arguments(parser.FUNCTIONS)
+        parser.FUNCTIONS = keep_named_arguments(parser.FUNCTIONS, _GOOGLE_BOUNDED)
         if (interval := find_cut_interval(tokens)) is not None:
             problem = f"INTERVAL {interval[:40]!r} is no number and unit"
         for tree in filter(None, [] if problem else parser.parse(tokens, text)):

@@ -420,8 +420,10 @@ _PLAIN_FUNCTIONS = {
 CLAMPED = ("SUM", "COUNT")
 
 
-def keep_named_arguments(functions: dict[str, Any]) -> dict[str, Any]:
-    """sqlglot's builders of functions, but calls of `CLAMPED` with a named argument stay as they are written."""
+def keep_named_arguments(
+    functions: dict[str, Any], names: Iterable[str] = CLAMPED
+) -> dict[str, Any]:
+    """sqlglot's builders of functions, but calls of some with a named argument stay as they are written."""
     from sqlglot import exp
 
     def keep(name: str) -> Callable[[list[Any]], Any]:
@@ -432,7 +434,7 @@ def keep_named_arguments(functions: dict[str, Any]) -> dict[str, Any]:
 
         return build
 
-    return functions | {name: keep(name) for name in CLAMPED}
+    return functions | {name: keep(name) for name in names}
 
 
 @cache
