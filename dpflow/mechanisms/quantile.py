@@ -271,13 +271,13 @@ def _spare_rows(counting: Noise, groups: int) -> int:
 
 
 def _describe_rank(share: float, value: int, column: Column, rows: str) -> str:
-    """Where an answer lies among the rows that count; of one at a bound, that rows beyond it count as it."""
+    """Where an answer lies among the rows that count; of one at an end of the range, that values beyond it count as it."""
     # Rounded up: never nearer than it is.
     percent = math.ceil(1e4 * share) / 100
     # Times between dates are rounded, too, and the type of the column is not known here.
     step = ", rounded to days," if column.holds_dates else f", in steps of {column.step},"
     at_bound = value in column.grid_bounds()
-    beyond = "; it is a declared bound, which values beyond count as" if at_bound else ""
+    beyond = "; it is an end of its range, which values beyond count as" if at_bound else ""
     return f"its rank among the {rows}{step} is within {percent:g} % (95 % for all answers of the release together){beyond}"
 
 

@@ -459,6 +459,9 @@ def test_a_remark_says_which_quantile_it_is_about(fresh: World) -> None:
     answer = fresh.ask(text, epsilon=20)
     ranks = [note.partition(": its rank ")[0] for note in answer.notes if "its rank among" in note]
     assert ranks == ['QUANTILE_CONT("age", 0.5)', 'QUANTILE_CONT("cost", 0.5)']
+    # Nobody declared 10.
+    notes = fresh.ask("SELECT MEDIAN(least(age, 10)) AS m FROM visits", epsilon=20).notes
+    assert notes[-1].endswith("; it is an end of its range, which values beyond count as")
 
 
 def test_of_groups_the_widest_rank_is_told() -> None:

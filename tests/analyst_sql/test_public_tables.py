@@ -367,6 +367,7 @@ def test_private_rows_find_public_ones_as_duckdb_joins_them(rows: Path, query: s
         ),
         ("visits v JOIN days r USING (day) WHERE r.day > '2024-01-02' AND label > 0", None),
         ("(SELECT * FROM visits v JOIN codes r USING (code)) t", "name the columns"),
+        ("visits WHERE code IN (SELECT code FROM codes)", "public table are written as literals"),
     ],
 )
 def test_a_join_that_could_repeat_a_row_or_compare_otherwise_is_refused(

@@ -120,7 +120,8 @@ class RowReader(Reader):
             if isinstance(inner, exp.Query | exp.Subquery | exp.Exists):
                 raise Refusal(
                     "subqueries",
-                    "a condition on rows cannot read another query: what it released would have to be paid first",
+                    "a condition on rows reads no other query: of private rows its answer would have to be paid first, and values of a "
+                    "public table are written as literals",
                     parsed,
                 )
             return rewrite_node(super()._read_node(parsed, depth))

@@ -357,7 +357,9 @@ def _require_blocks(request: ReleaseRequest, table: Table) -> None:
             f"{request.name} names blocks, but table {table.name!r} declares no block column"
         )
     if table.protects == "unit-block" and not request.blocks:
+        advice = "add blocks, such as blocks: [2013-01-01]"
+        if table.unit_rows is not None:
+            advice = f"in SQL name them in the WHERE of the query by {table.privacy_unit.column}, such as {table.block} = '2013-01-31'"
         raise PlanRefused(
-            f"table {table.name!r} protects {table.protection_text}, so {request.name} must name the blocks it reads; "
-            f"add blocks, such as blocks: [2013-01-01]"
+            f"table {table.name!r} protects {table.protection_text}, so {request.name} must name the blocks it reads; {advice}"
         )

@@ -45,7 +45,8 @@ def require_blocks(table: Table, blocks: Sequence[str]) -> None:
     made_of = units.blocks if units is not None and table.protects == "unit-block" else ()
     if blocks and sorted(blocks) != sorted(made_of):
         raise PlanRefused(
-            f"rows by {table.privacy_unit.column} of table {table.name!r} are made of the blocks that their query names, and of no others"
+            f"rows by {table.privacy_unit.column} of table {table.name!r} are made of the blocks that their query names, and of no others; "
+            f"name them in its WHERE, such as {table.block} = '2013-01-31', and not as an option"
         )
 
 
