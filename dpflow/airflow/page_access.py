@@ -5,6 +5,8 @@ process at the first request.
 from __future__ import annotations
 
 import datetime as dt
+import itertools
+from collections import defaultdict
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -121,34 +123,37 @@ class AirflowPages(Host):
         """The DAG's own id, and that of its runs through a service."""
         return [dag_id, *(f"{start}{dag_id}" for start in find_beginnings())]
 
-    def name_runs(self, dag_id: str, run_id: str) -> list[str]:
-        """The run identities of a run's tasks, several where several loads triggered it; the run id itself for a run that
-        Airflow does not have.
+    def name_runs(self, dag_id: str, run_id: str) -> list[tuple[str, str]]:
+        """The run identities of a run's tasks, several where several loads triggered it or params of tasks name days; the
+        run id itself for a run that Airflow does not have.
         """
         with create_session() as session:
             of_run = DagRun.dag_id == dag_id, DagRun.run_id == run_id
             run = session.scalar(select(DagRun).where(*of_run))
             if run is None:
-                return [run_id]
+                return [(run_id, "")]
             dag = SerializedDagModel.get_dag(dag_id, session=session)
             context = {
                 "dag_run": run,
                 "logical_date": run.logical_date,
                 "data_interval_start": run.data_interval_start,
                 "data_interval_end": run.data_interval_end,
-                # A day means something by the schedule of its DAG, which may be gone.
-                "params": {
-                    "day": dag and ((run.conf or {}).get("day") or _read_default(dag, "day"))
-                },
                 "triggering_asset_events": {"": list(run.consumed_asset_events)},
                 "dag": dag,
             }
-            # A day that is none of the schedule's: the run failed, and released nothing.
-            with suppress(InvalidInput):
-                name = name_run(context, getattr(run, "partition_key", None), run_id)
-                loads = list_load_names(context)
-                return sorted(loads) if name in loads else [name]
-        return [run_id]
+            # A day means something by the schedule of its DAG, which may be gone. Params of a task have its DAG's in them.
+            days = defaultdict[str, list[str]](list)
+            for task in dag.tasks if dag else ():
+                days[_read_day(run, task.params)].append(task.task_id)
+            names, loads = list[tuple[str, str]](), list_load_names(context)
+            for day, tasks in (days or {"": []}).items():
+                # A day that is none of the schedule's: the tasks failed, and released nothing.
+                with suppress(InvalidInput):
+                    about = context | {"params": {"day": day}}
+                    name = name_run(about, getattr(run, "partition_key", None), run_id)
+                    of_loads = sorted(loads) if name in loads else [name]
+                    names += itertools.product(of_loads, tasks if len(days) > 1 else [""])
+        return names
 
     def find_task_address(self, release: ShownRelease) -> str:
         """The task in the newest run of this identity, its DAG where Airflow has no such run, and "" for a DAG of
@@ -181,6 +186,12 @@ def _find_run_id(dag_id: str, name: str) -> str:
         return session.scalar(newest.order_by(DagRun.run_after.desc()).limit(1)) or ""
 
 
-def _read_default(dag: Any, name: str) -> Any:
-    """The default of a param; None without one. Unread are all others: a required one raises where nobody gave it."""
-    return getattr(dag.params.get_param(name), "value", None) if name in dag.params else None
+def _read_day(run: Any, params: Any) -> str:
+    """The day that a run's configuration or else a task's params name, "" for none. Unread are all other params: a
+    required one raises where nobody gave it.
+    """
+    if "day" in (given := run.conf or {}):
+        day = given["day"]
+    else:
+        day = getattr(params.get_param("day"), "value", None) if "day" in params else None
+    return day if isinstance(day, str) else ""

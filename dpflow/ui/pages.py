@@ -186,8 +186,13 @@ def show_releases(visit: Visit) -> Page:
     if dag_id:
         dags = {name for name in visit.host.name_dags(dag_id) if visit.audience.may_see(name)}
     if dag_id and run_id:
-        runs = [(name, run) for run in visit.host.name_runs(dag_id, run_id) for name in dags or ()]
-        of_run = [r for run in runs for r in visit.view.releases_of_run(*run, task_id or None)]
+        of_run = [
+            release
+            for run, task in visit.host.name_runs(dag_id, run_id)
+            if not task or task_id in ("", task)
+            for name in dags or ()
+            for release in visit.view.releases_of_run(name, run, task or task_id or None)
+        ]
         of_run.sort(key=lambda release: release.seq, reverse=True)
         releases = [r for r in of_run if visit.audience.may_see(r.dag_id) and r.seq < before]
         more = releases[PAGE - 1].seq if len(releases) > PAGE else None

@@ -48,9 +48,9 @@ class Host:
         """What the ledger calls a DAG."""
         return [dag_id]
 
-    def name_runs(self, dag_id: str, run_id: str) -> list[str]:
-        """The run identities of a DAG's run."""
-        return [run_id]
+    def name_runs(self, dag_id: str, run_id: str) -> list[tuple[str, str]]:
+        """The run identities of a DAG's run, each with the task that it is of, "" for all of them."""
+        return [(run_id, "")]
 
     def find_task_address(self, release: ShownRelease) -> str:
         """Where the task of a release is shown, or a session's DAG; "" for nowhere."""

@@ -55,7 +55,7 @@ with create_session() as session:
         run_after=datetime(2020, 1, 6, 2, tzinfo=timezone.utc))
     both.consumed_asset_events = [AssetEvent(asset_id=asset.id, extra=extra) for extra in extras]
     session.add(both)
-names = {r: pages.name_runs("d", r)[0] for r in (seen[0]["run"], seen[1]["run"], "scheduled__x", "nowhere")}
+names = {r: pages.name_runs("d", r)[0][0] for r in (seen[0]["run"], seen[1]["run"], "scheduled__x", "nowhere")}
 shown = [r for one in seen[:2] for r in view.releases_of_run("d", names[one["run"]], "t")]
 from types import SimpleNamespace
 first = names[seen[0]["run"]]
@@ -65,7 +65,7 @@ others = [SimpleNamespace(dag_id=dag_id, run=name, task_id="t") for dag_id, name
 seen.append({
     "names": names, "runs": [r.run for r in view.releases()], "blocks": [r.blocks for r in shown],
     "tasks": [pages.find_task_address(r) for r in (*shown, *others)], "dags": pages.name_dags("d"),
-    "loads": pages.name_runs("d", "asset_triggered__x"),
+    "loads": [name for name, _ in pages.name_runs("d", "asset_triggered__x")],
 })
 """
 DEFAULT_DAY = """
@@ -81,7 +81,21 @@ def test_a_day_by_default_leads_to_its_release(tiny: Tiny, airflow_database: Pat
     (names,) = run_dag(tiny, airflow_database, text, DEFAULT_DAY)
     view = BudgetView(tiny.ledger)
     view.catch_up()
-    assert names == [release.run for release in view.releases()] and "/" in names[0]
+    assert names == [[release.run, ""] for release in view.releases()] and "/" in names[0][0]
+
+
+def test_days_of_tasks_lead_to_their_releases(tiny: Tiny, airflow_database: Path) -> None:
+    """Params of tasks name days of their own, also of a mapped one: the page showed no release of the run."""
+    text = f"""{DAG_FILE.format(release=make_release()).replace('task_id="t"', 'task_id="t", params={"day": "2020-01-03"}')}
+    ReleaseOperator.partial(task_id="u", release={make_release()!r}, params={{"day": "2020-01-04"}}).expand(
+        blocks=["{{{{ params.day }}}}"])
+    ReleaseOperator(task_id="v", release={make_release(blocks="2020-01-01")!r})
+"""
+    (names,) = run_dag(tiny, airflow_database, text, DEFAULT_DAY)
+    view = BudgetView(tiny.ledger)
+    view.catch_up()
+    assert sorted(names) == sorted([release.run, release.task_id] for release in view.releases())
+    assert len({name for name, _ in names}) == 3
 
 
 def test_a_runs_page_has_its_releases(tiny: Tiny, airflow_database: Path) -> None:
