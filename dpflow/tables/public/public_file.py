@@ -136,9 +136,9 @@ def write_file(database: Path, deadline: float, action: Action[bool]) -> None:
 
     try:
         database.parent.mkdir(parents=True, exist_ok=True)
-    except OSError:
+    except OSError as error:
         raise NotPublished(
-            f"{database.parent} cannot be created; the release is settled and paid, repair with: dpflow publish"
+            f"{database.parent} cannot be created ({error.strerror}); the release is settled and paid, repair with: dpflow publish"
         ) from None
     _try_until(database, deadline, write)
 
@@ -272,10 +272,10 @@ def _try_until(database: Path, deadline: float, attempt: Callable[[], T]) -> T:
             return attempt()
         except _HELD as error:
             trouble = str(error)
-        except OSError:
+        except OSError as error:
             raise NotPublished(
-                f"the place of {database} is not writable, and a file is published beside the last one; the release is "
-                f"settled and paid, repair with: dpflow publish"
+                f"the place of {database} cannot be written ({error.strerror}), and a file is published beside the last one; the "
+                f"release is settled and paid, repair with: dpflow publish"
             ) from None
         except duckdb.Error as error:
             name = type(error).__name__

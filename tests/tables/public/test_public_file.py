@@ -237,7 +237,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     """Another user could point it at a file of theirs."""
     path, other = tmp_path / "out.duckdb", tmp_path / "other"
     _lock(path).symlink_to(other)
-    with pytest.raises(NotPublished, match="is not writable"):
+    with pytest.raises(NotPublished, match="cannot be written .Too many levels of symbolic links"):
         publish(path, "releases", release("r1"), deadline=0.1)
     assert not other.exists() and not path.exists()
 
