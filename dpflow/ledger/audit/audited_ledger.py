@@ -520,7 +520,8 @@ class AuditedLedger(SealedDatabase):
                 sessions.renew_states(writer)
                 number = self._cipher.rewrap_keys(writer.transaction)
                 writer.add_entry("rotate", "", "", principal, {"keys": number})
-            self._database.empty_log()
+            # Whoever began before it reads keys that only the old one opens.
+            self._database.outwait_readers()
         return number
 
     def _seal_state(self, secret: str) -> str:

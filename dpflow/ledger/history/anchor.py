@@ -8,7 +8,8 @@ other storage that has locks, where those who spend can read the keys and write 
 Its files: ``key`` seals entries and makes commitments, ``wrap`` encrypts the keys of results and
 answers and can be rotated, ``sign`` signs the owner's checkpoints and opens notes to the owner (nobody
 who only spends needs it), ``notes`` is the public key that seals these notes, ``mark`` is the
-high-water mark.
+high-water mark. During a rotation ``wrap.old`` is the key before, and ``wrap.lock``, an empty file that
+stays, is locked.
 """
 
 from __future__ import annotations
@@ -188,21 +189,33 @@ class Anchor:
     @contextlib.contextmanager
     def rotate(self) -> Iterator[None]:
         """Put a new wrap key in place and keep the old one, unless a killed rotation left one; at the end, when nothing that
-        is stored needs the old one, destroy it.
+        is stored needs the old one, destroy it. Raises `LedgerUnavailable` while another rotation goes on.
         """
-        try:
-            require_own_folder(self.folder)
-            # One at a time: who ended beside another would destroy the key from which a third rotates.
-            with _open_own(self.folder / "wrap.lock") as turn:
-                fcntl.flock(turn, fcntl.LOCK_EX)
+        with contextlib.ExitStack() as stack:
+            with self._explaining_failures():
+                require_own_folder(self.folder)
+                turn = stack.enter_context(_open_own(self.folder / "wrap.lock"))
+                try:
+                    # Who ended beside another would destroy the key from which a third rotates.
+                    fcntl.flock(turn, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    raise LedgerUnavailable(
+                        f"the keys in {self.folder} are being rotated by another program; repeat the call when that has ended"
+                    ) from None
                 with contextlib.suppress(FileExistsError):
                     os.link(self.folder / "wrap", self.folder / _OLD)
                 if (self.folder / "wrap").samefile(self.folder / _OLD):
                     write_private(self.folder / "wrap", secrets.token_bytes(32))
                 self._flush_folder()
-                yield
+            yield
+            with self._explaining_failures():
                 (self.folder / _OLD).unlink()
                 self._flush_folder()
+
+    @contextlib.contextmanager
+    def _explaining_failures(self) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             raise self.explain_failure(error) from None
 

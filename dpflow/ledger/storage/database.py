@@ -30,7 +30,7 @@ from sqlalchemy import exc
 
 from dpflow.errors import DpflowError, InvalidInput, LedgerCorrupt, LedgerUnavailable
 from dpflow.extras import require_extra
-from dpflow.ledger.storage import schema
+from dpflow.ledger.storage import postgres_catalogue, schema
 from dpflow.ledger.storage.postgres_transaction import PostgresTransaction
 from dpflow.ledger.storage.statements import Read, SqliteTransaction, Transaction
 from dpflow.private_files import UntrustedPlace, make_private_folder, require_own_file
@@ -50,21 +50,6 @@ _TAKE_TURN = (
 _FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
-# What a login, or a role that it may take, can do that nobody who spends should. Both functions take
-# several privileges, of which one is enough.
-_POWERS = """SELECT CASE WHEN r.rolsuper THEN 'is a superuser'
-    WHEN pg_has_role(r.oid, c.relowner, 'MEMBER') THEN 'owns ' || c.relname
-    WHEN pg_has_role(r.oid, n.nspowner, 'MEMBER') OR pg_has_role(r.oid, d.datdba, 'MEMBER')
-    THEN 'owns the schema or database of ' || c.relname
-    WHEN has_table_privilege(r.oid, c.oid, 'TRIGGER') THEN 'can put triggers on ' || c.relname
-    WHEN has_table_privilege(r.oid, c.oid, 'DELETE, TRUNCATE') THEN 'can delete rows of ' || c.relname
-    WHEN c.relname = 'dpflow_entry' AND has_any_column_privilege(r.oid, c.oid, 'UPDATE')
-        OR c.relname IN ('dpflow_scope', 'dpflow_proposal') AND has_any_column_privilege(r.oid, c.oid, 'INSERT, UPDATE')
-    THEN 'can write ' || c.relname END AS power
-    FROM pg_roles r, pg_class c, pg_namespace n, pg_database d, unnest(string_to_array($1, ' ')) t(name)
-    WHERE pg_has_role(session_user, r.oid, 'MEMBER') AND c.oid = to_regclass(t.name)
-        AND n.oid = c.relnamespace AND d.datname = current_database()
-    ORDER BY r.rolsuper DESC, power DESC NULLS LAST LIMIT 1"""
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 
 
@@ -279,28 +264,48 @@ class Database:
 
         Raises `LedgerUnavailable` while others keep the log in use.
         """
-        if not self.sqlite:
-            return
-        try:
-            connection: Any = self._open_connection(self.engine)
-            try:
-                busy, end = 1, time.monotonic() + _PATIENCE
-                # SQLite waits for readers and writers, but not for another who does the same.
-                while busy and time.monotonic() < end:
-                    ((busy, _, _),) = connection.driver_connection.execute(
-                        "PRAGMA wal_checkpoint(TRUNCATE)"
-                    )
-                    if busy:
-                        time.sleep(0.005)
-            finally:
-                connection.close()
-        except _driver_errors() as error:
-            raise _translate_error(error, repr(self), False) from None
-        if busy:
+        # SQLite waits for readers and writers, but not for another who does the same.
+        if self.sqlite and not _wait_until(self._truncate_log):
             raise LedgerUnavailable(
                 f"{self!r} is read all the time, so what a killed try left cannot be destroyed; try again, "
                 f"which is never charged twice"
             )
+
+    def outwait_readers(self) -> None:
+        """Return when each transaction has ended that reads what was there before this call. Raises
+        `LedgerUnavailable` if one goes on for too long.
+        """
+        earlier = self._list_readers()
+        if not _wait_until(
+            self._truncate_log if self.sqlite else lambda: earlier.isdisjoint(self._list_readers())
+        ):
+            raise LedgerUnavailable(
+                f"{self!r} is still read by a program that began before the change, which is recorded; repeat the call when that "
+                f"program has ended"
+            )
+
+    def _truncate_log(self) -> bool:
+        """Move the log of a SQLite file into it; false while others use the log."""
+        try:
+            with contextlib.closing(self._open_connection(self.engine)) as connection:
+                ((busy, _, _),) = connection.driver_connection.execute(  # type: ignore[union-attr]
+                    "PRAGMA wal_checkpoint(TRUNCATE)"
+                )
+        except _driver_errors() as error:
+            raise _translate_error(error, repr(self), False) from None
+        return not busy
+
+    def _list_readers(self) -> set[str]:
+        """Other transactions that have used a table of the ledger and go on; none on SQLite, which lists none."""
+        if self.sqlite:
+            return set()
+        with self.begin_reading() as transaction:
+            return {
+                name
+                for (name,) in transaction.text(
+                    postgres_catalogue.READERS, (postgres_catalogue.TABLES,)
+                )
+            }
 
     @property
     def engine(self) -> sa.Engine:
@@ -405,9 +410,8 @@ class Database:
         """
         if self.sqlite:
             return None
-        names = sorted(table.name for table in schema.metadata.sorted_tables)
         with self.begin_reading() as transaction:
-            powers = transaction.text(_POWERS, (" ".join(names),))
+            powers = transaction.text(postgres_catalogue.POWERS, (postgres_catalogue.TABLES,))
         return None if not powers else powers[0][0]
 
     def make_place(self) -> None:
@@ -499,6 +503,14 @@ def _harden_session(connection: psycopg.Connection[Any], _: object) -> None:
             "set_config('jit', 'off', false)"
         )
         connection.execute(f"SET lock_timeout = {int(_PATIENCE * 1000)}")
+
+
+def _wait_until(ended: Callable[[], bool]) -> bool:
+    """Whether it came true within the patience of a writer."""
+    end = time.monotonic() + _PATIENCE
+    while not (result := ended()) and time.monotonic() < end:
+        time.sleep(0.02)
+    return result
 
 
 def _psycopg_errors(*names: str) -> tuple[type[Exception], ...]:

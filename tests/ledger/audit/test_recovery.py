@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shutil
 import sqlite3
-import threading
 from contextlib import closing
 from dataclasses import replace
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -15,7 +15,15 @@ import sqlalchemy as sa
 from audit_program import export_text, run_audit
 
 from dpflow.core.accounting.privacy_filters import Cost
-from dpflow.errors import BudgetExceeded, InvalidInput, LedgerCorrupt, RetryConflict, SessionClosed
+from dpflow.errors import (
+    BudgetExceeded,
+    InvalidInput,
+    LedgerCorrupt,
+    LedgerUnavailable,
+    RetryConflict,
+    SessionClosed,
+)
+from dpflow.ledger.audit.audited_ledger import NEWEST
 from dpflow.ledger.history import chain
 from dpflow.ledger.history.checkpoint import Checkpoint, Signer, open_note
 from dpflow.ledger.storage import database as connections
@@ -479,28 +487,40 @@ def test_a_rotation_that_was_killed_is_finished_by_the_next(ledger, place, ask, 
     assert ask.settle(place.open(), "one").settled and ledger.verify().ok
 
 
-def test_rotations_take_turns(ledger, place, ask, monkeypatch):
+def test_of_two_rotations_one_is_refused(ledger, place, ask, monkeypatch):
     """Of two at once none destroys the key that the other, or a third, rotates from."""
     ask.settle(ledger, "one")
-    third, begun, numbers = place.open(), threading.Event(), []
-    empty = ledger._database.empty_log
+    outwait = ledger._database.outwait_readers
 
-    def rotate_beside():
-        begun.wait(60)
-        numbers.extend(third.rotate(principal="another") for _ in range(2))
+    def outwait_beside_another():
+        with pytest.raises(LedgerUnavailable, match="being rotated by another program"):
+            place.open().rotate(principal="another")
+        outwait()
 
-    def empty_slowly():
-        begun.set()
-        beside.join(1)
-        empty()
-
-    beside = threading.Thread(target=rotate_beside)
-    monkeypatch.setattr(ledger._database, "empty_log", empty_slowly)
-    beside.start()
+    monkeypatch.setattr(ledger._database, "outwait_readers", outwait_beside_another)
     assert ledger.rotate(principal="owner") == 1
-    beside.join()
-    assert numbers == [1, 1] and not (place.anchor / "wrap.old").exists()
+    assert place.open().rotate(principal="another") == 1
+    assert not (place.anchor / "wrap.old").exists()
     assert ask.settle(place.open(), "one").settled and ledger.verify().ok
+
+
+def test_a_rotation_leaves_readers_the_old_key(ledger, place, ask, monkeypatch):
+    """One who began before it reads keys that only the old one opens: no false alarm while it is there."""
+    ask.settle(ledger, "one")
+    monkeypatch.setattr(connections, "_PATIENCE", 0.2)
+    with ledger._database.begin_reading() as transaction:
+        assert transaction.rows(NEWEST, limit=1)
+        with pytest.raises(LedgerUnavailable, match="still read by a program that began before"):
+            place.open().rotate(principal="owner")
+        assert ledger._verify_within(transaction, marked=False)[2] == []
+    assert place.open().rotate(principal="owner") == 1 and not (place.anchor / "wrap.old").exists()
+    assert ledger.verify().ok
+
+
+def test_a_failure_of_the_ledger_is_not_one_of_the_anchor(ledger, ask, monkeypatch):
+    monkeypatch.setattr(type(ledger._cipher), "rewrap_keys", Mock(side_effect=OSError(5, "I/O")))
+    with pytest.raises(OSError, match="I/O"):
+        ledger.rotate(principal="owner")
 
 
 def test_nothing_stored_is_in_the_clear(ledger, place, ask):
