@@ -151,8 +151,8 @@ def test_a_lost_connection_is_replaced(postgres, tmp_path, ask):
 
 
 def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path, ask, monkeypatch):
-    """Lost before its commit, nothing is recorded; whoever is told so calls again, and that
-    completes.
+    """Lost before its commit, a step records nothing; whoever is told so calls again, and that
+    completes. An earlier step may have charged, so nobody is told that nothing at all was recorded.
     """
     from dpflow.ledger import Ledger
     from dpflow.ledger import ledger as verbs
@@ -166,9 +166,15 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
         lambda point: _disconnect_all(url) if "before" in point else None,
     )
     # What was read is proved before the commit, so the loss is noticed while nothing can be recorded.
-    with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:
+    step = "this step recorded nothing; what was charged before it is not charged again"
+    with pytest.raises(LedgerUnavailable, match=step) as caught:
         ask.reserve(ledger)
     assert caught.value.retryable
+    with monkeypatch.context() as undone:
+        undone.setattr(verbs.fault_points, "pass_point", lambda point: None)
+        held = ask.reserve(ledger)
+    with pytest.raises(LedgerUnavailable, match=step):
+        ledger.settle(held, {})
     monkeypatch.undo()
     ledger.settle(ask.reserve(ledger), {})
     assert ask.spent(ledger) == {"": "0.1"} and ledger.verify().ok

@@ -493,7 +493,7 @@ def test_a_full_disk_records_nothing(tmp_path: Path) -> None:
     with ledger._database.begin_reading() as transaction:
         pages = transaction.text("PRAGMA page_count")[0][0]
         transaction.text(f"PRAGMA max_page_count = {pages}")
-    with pytest.raises(LedgerUnavailable, match="nothing was recorded") as caught:
+    with pytest.raises(LedgerUnavailable, match="this step recorded nothing") as caught:
         reserve(ledger, request={"name": "x" * 100_000})
     assert caught.value.retryable
     assert spent(ledger) == {"": Fraction(0)} and ledger.verify().ok

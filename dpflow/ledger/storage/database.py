@@ -217,7 +217,7 @@ class Database:
             return engine.raw_connection()
         except OSError as error:  # not of the database: such as no descriptor left
             raise LedgerUnavailable(
-                f"{self!r} cannot be used now ({error.strerror}); nothing was recorded, so try again when that is mended"
+                f"{self!r} cannot be used now ({error.strerror}); this step recorded nothing, so try again when that is mended"
             ) from None
 
     def _start_reading(
@@ -349,7 +349,7 @@ class Database:
         if shown in schema.UPGRADABLE:
             # Retryable: whoever waits in a queue goes on when the owner has upgraded.
             raise LedgerUnavailable(
-                f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; nothing was recorded. "
+                f"{self!r} has ledger schema version {shown}, this dpflow uses {schema.VERSION}; this step recorded nothing. "
                 f"Have its owner run: dpflow ledger upgrade"
             )
         self.refuse_later(shown)
@@ -365,8 +365,8 @@ class Database:
         if version is not None and schema.is_later(version):
             # Retryable: the next try may run where the new version is.
             raise LedgerUnavailable(
-                f"{self!r} has ledger schema version {version}, and this dpflow knows none after {schema.VERSION}; nothing "
-                f"was recorded. Upgrade dpflow on this machine, as on every worker: use the dpflow that made it"
+                f"{self!r} has ledger schema version {version}, and this dpflow knows none after {schema.VERSION}; this step "
+                f"recorded nothing. Upgrade dpflow on this machine, as on every worker: use the dpflow that made it"
             )
 
     def stored_version(self) -> str | None:
@@ -399,8 +399,8 @@ class Database:
             except _psycopg_errors("InsufficientPrivilege"):
                 # Retryable: an upgrade makes the tables again, and roles.sql comes after it.
                 raise LedgerUnavailable(
-                    f"{self!r} lets this database role read nothing, as between an upgrade and roles.sql; nothing was "
-                    f"recorded. Have its owner run roles.sql"
+                    f"{self!r} lets this database role read nothing, as between an upgrade and roles.sql; this step "
+                    f"recorded nothing. Have its owner run roles.sql"
                 ) from None
         return str(versions[0][0]) if versions else "unknown"
 
@@ -561,7 +561,10 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
         if committing:
             return LedgerUnavailable(_explain_loss(place, kind))
         reason, remedy = _find_cause(error)
-        return LedgerUnavailable(f"{place} {reason} ({kind}); nothing was recorded. {remedy}")
+        return LedgerUnavailable(
+            f"{place} {reason} ({kind}), so this step recorded nothing; what was charged before it is not charged "
+            f"again. {remedy}"
+        )
     return LedgerCorrupt(f"{place} refused a statement ({kind}); run dpflow ledger verify")
 
 

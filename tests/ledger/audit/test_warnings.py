@@ -57,7 +57,11 @@ def test_a_database_that_fails_is_called_what_it_is(code, words):
     error.sqlite_errorcode = code
     told = connections._translate_error(error, "ledger", False)
     assert isinstance(told, LedgerUnavailable)
-    assert words in str(told) and "nothing was recorded" in str(told) and "secret" not in str(told)
+    assert (
+        words in str(told)
+        and "this step recorded nothing" in str(told)
+        and "secret" not in str(told)
+    )
     late = connections._translate_error(error, "ledger", True)
     assert "may or may not be recorded" in str(late)
 

@@ -293,7 +293,7 @@ def test_a_login_waits_for_its_roles(owner, login, tmp_path, ask):
         connection.execute(
             "REVOKE ALL ON ALL TABLES IN SCHEMA public FROM dpflow_spender, dpflow_interactive"
         )
-        with pytest.raises(LedgerUnavailable, match=r"nothing was recorded.*run roles\.sql"):
+        with pytest.raises(LedgerUnavailable, match=r"this step recorded nothing.*run roles\.sql"):
             Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
         connection.execute(ROLES_SQL)
     ledger = Ledger(login("dpflow_spender"), anchor=tmp_path / "anchor")
