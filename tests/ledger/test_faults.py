@@ -6,6 +6,7 @@ import gc
 import os
 import random
 from concurrent.futures import ThreadPoolExecutor
+from unittest.mock import Mock
 
 import psycopg
 import pytest
@@ -170,9 +171,11 @@ def test_a_connection_lost_inside_a_transaction_is_retryable(postgres, tmp_path,
     with pytest.raises(LedgerUnavailable, match=step) as caught:
         ask.reserve(ledger)
     assert caught.value.retryable
-    with monkeypatch.context() as undone:
-        undone.setattr(verbs.fault_points, "pass_point", lambda point: None)
-        held = ask.reserve(ledger)
+    monkeypatch.undo()
+    held = ask.reserve(ledger)
+    monkeypatch.setattr(
+        ledger._database, "_begin_transaction", Mock(side_effect=psycopg.OperationalError)
+    )
     with pytest.raises(LedgerUnavailable, match=step):
         ledger.settle(held, {})
     monkeypatch.undo()
