@@ -74,7 +74,7 @@ def _require_fractions(tree: Any) -> None:
         if not any(_is_fraction(side) for side in (quotient.left, quotient.right)):
             raise InvalidInput(
                 "PostgreSQL rounds a quotient of whole numbers towards 0, and DuckDB does not; write CAST(x AS DOUBLE PRECISION) / y "
-                "for the exact quotient, or ask in DuckDB's SQL, where x // y rounds down"
+                "for the exact quotient, and FLOOR of that for one that is rounded down"
             )
 
 
