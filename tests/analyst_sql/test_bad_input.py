@@ -198,6 +198,12 @@ def test_values_of_other_kinds_are_refused(world: World, value: Any) -> None:
     assert (refused.value.line, refused.value.column) == (1, 41)
 
 
+def test_parameters_that_sqlglot_takes_for_a_quote_are_named(world: World) -> None:
+    """It reads on behind $1,$ to the next such sign."""
+    with pytest.raises(SqlRefused, match=r"no blank behind it; write IN \(\$1, \$2\)"):
+        world.ask("SELECT COUNT(*) FROM visits WHERE age IN ($1,$2)", epsilon=1, parameters=[1, 2])
+
+
 def test_an_option_is_given_once(world: World) -> None:
     """Twice in a comment, or there and as an argument."""
     query = "WITH t AS (SELECT * FROM visits) SELECT COUNT(*) FROM t"

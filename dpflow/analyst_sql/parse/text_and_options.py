@@ -264,11 +264,15 @@ def read_source(text: str, dialect: str | None = None) -> SourceText:
 
 
 def _tokenize(text: str, written: str, dialect: str = "duckdb") -> list[Any]:
-    """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote."""
+    """sqlglot's tokens. Raises `SqlRefused` for a text that has none, such as one with an open quote; it takes `$1,$` for
+    the opening of one.
+    """
     try:
         return list(tokenize(text, read=dialect))
     except SqlglotError:
         what = "this is not SQL as DuckDB has it; a quote or comment is not closed"
+        if "$" in text:
+            what = "a quote or comment is not closed, or a parameter has no blank behind it; write IN ($1, $2)"
         problem = Refusal("syntax", what, start=len(text.rstrip()))
     SourceText(written, text, {}).refuse(problem)
 
