@@ -311,14 +311,16 @@ def find_file(uri: str, tracking_uri: str | None, scratch: Path) -> Path:
         outer = described[folders.index(around[0])]
         if not _is_loaded(read(outer), str(file).removeprefix(around[0])):
             raise InvalidInput(
-                f"MLflow loads {uri} as another kind of model, of which its skops file is a part; submit a table of its "
-                "predictions, or the skops file by its path, as file"
+                f"MLflow loads {uri} as another kind of model, of which its skops file is a part, or calls another function than "
+                "predict; submit a table of its predictions, or the skops file by its path, as file"
             )
     return read(file)
 
 
 def _is_loaded(description: Path, file: str) -> bool:
-    """Whether a model's description says that MLflow makes the model of this file alone, by its scikit-learn flavour."""
+    """Whether a model's description says that MLflow makes the model of this file alone, by its scikit-learn flavour and
+    skops, and predicts by ``predict``.
+    """
     flavors = load_yaml(description, "model of MLflow").get("flavors")
     # Whoever logged it may have written anything.
     python, sklearn = (
@@ -329,8 +331,13 @@ def _is_loaded(description: Path, file: str) -> bool:
     )
     # What is loaded as a function may be told by itself.
     made_of = python.get("data", python.get("model_path", file))
-    is_sklearn = python.get("loader_module", _LOADER) == _LOADER
-    return is_sklearn and made_of == sklearn.get("pickled_model") == file
+    # A file may hold a pickle before its skops archive.
+    is_judged = (
+        python.get("loader_module", _LOADER) == _LOADER
+        and python.get("predict_fn", "predict") == "predict"
+        and sklearn.get("serialization_format") == "skops"
+    )
+    return is_judged and made_of == sklearn.get("pickled_model") == file
 
 
 def _list_files(path: Path) -> list[Path]:

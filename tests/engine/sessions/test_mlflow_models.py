@@ -183,6 +183,8 @@ def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(
     (skops,) = (tmp_path / "store").rglob(f"{logged.model_id}/**/model.skops")
     text = (skops.parent / "MLmodel").read_text()
     for part, other in (("loader_module: mlflow.sklearn", "loader_module: mlflow.pyfunc.model"),
+                        ("predict_fn: predict", "predict_fn: predict_proba"),
+                        ("serialization_format: skops", "serialization_format: pickle"),
                         ("pickled_model: model.skops", "pickled_model: model.pkl"),
                         ("model_path: model.skops", "model_path: other.bin"),
                         ("model_path: model.skops", "model_path: model.skops\n    data: other.bin")):  # fmt: skip
