@@ -50,6 +50,7 @@ _TAKE_TURN = (
 _FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
+_READ_ONLY = "25006"  # what PostgreSQL calls a transaction that must not write
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 
 
@@ -548,17 +549,20 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
         )
     if isinstance(error, (*_psycopg_errors("DataError"), UnicodeError, OverflowError)):
         return InvalidInput(_UNSTORABLE)
-    # A table or column of ours is not there.
+    # A table or column of ours is not there, or cannot be read.
     unfit = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_ERROR
+    unfit |= isinstance(error, _psycopg_errors("DataCorrupted", "IndexCorrupted"))
     operational: tuple[type[Exception], ...] = (
         sqlite3.OperationalError,
         exc.OperationalError,
         exc.InterfaceError,
+        exc.InternalError,
         exc.TimeoutError,
         *_psycopg_errors("OperationalError", "InterfaceError", "InternalError"),
     )
     if not unfit and isinstance(error, operational):
-        if committing:
+        # What is read-only refuses the changes, before the commit.
+        if committing and getattr(error, "sqlstate", None) != _READ_ONLY:
             return LedgerUnavailable(_explain_loss(place, kind))
         reason, remedy = _find_cause(error)
         return LedgerUnavailable(
@@ -575,15 +579,17 @@ def _find_cause(error: Exception) -> tuple[str, str]:
     state = getattr(origin, "sqlstate", None) or ""
     if code == sqlite3.SQLITE_FULL or state == "53100":
         return "is on a full disk", "Free space, then try again"
-    if code == sqlite3.SQLITE_READONLY or state == "25006":
-        return (
-            "is read-only here",
-            "Name a copy that can be written, or mount it so, then try again",
-        )
+    if code == sqlite3.SQLITE_READONLY or state == _READ_ONLY:
+        remedy = "Name a copy that can be written, or mount it so, then try again"
+        return "is read-only here", remedy
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or state == "55P03":
         return "is locked by another program", "Try again when that has ended"
     if code == sqlite3.SQLITE_IOERR:
         return "is on a disk that fails", "Look at the disk, then try again"
+    if state == "57014":
+        return "canceled a statement", "Try again; if that ends alike, raise statement_timeout"
+    if state == "25P03":
+        return "ended a transaction that stood still", "Try again"
     return "is out of reach", "Try again when it can be reached"
 
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import sqlite3
 import time
 
+import psycopg
 import pytest
+import sqlalchemy
 
-from dpflow.errors import LedgerUnavailable
+from dpflow.errors import LedgerCorrupt, LedgerUnavailable
+from dpflow.ledger import Ledger
 from dpflow.ledger.storage import database as connections
 
 
@@ -64,6 +67,38 @@ def test_a_database_that_fails_is_called_what_it_is(code, words):
     )
     late = connections._translate_error(error, "ledger", True)
     assert "may or may not be recorded" in str(late)
+
+
+@pytest.mark.parametrize(
+    ("state", "kind", "words"),
+    [
+        ("57014", LedgerUnavailable, ["canceled a statement", "may or may not be recorded"]),
+        ("25P03", LedgerUnavailable, ["stood still", "may or may not be recorded"]),
+        ("25006", LedgerUnavailable, ["read-only", "this step recorded nothing"]),
+        ("XX001", LedgerCorrupt, ["ledger verify", "ledger verify"]),
+    ],
+)
+def test_what_a_server_refuses_is_called_what_it_is(state, kind, words):
+    for late, word in enumerate(words):
+        error = psycopg.errors.lookup(state)("secret")
+        told = connections._translate_error(error, "ledger", bool(late))
+        assert type(told) is kind and word in str(told) and "secret" not in str(told)
+    opening = sqlalchemy.exc.InternalError("SELECT 1", None, psycopg.errors.lookup(state)("secret"))
+    assert isinstance(connections._translate_error(opening, "ledger", False), LedgerUnavailable)
+
+
+def test_a_server_that_takes_no_changes(postgres, tmp_path, ask):
+    """A standby, or a database that was made read-only for a move: nothing was recorded for certain."""
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    held = ask.reserve(ledger)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    with pytest.raises(LedgerUnavailable, match="is read-only here.*this step recorded nothing"):
+        Ledger(url, anchor=tmp_path / "anchor").settle(held, {})
+    assert ledger.settle(held, {}).settled
 
 
 def test_a_file_that_nobody_may_write_is_read_only(tmp_path):
