@@ -105,6 +105,31 @@ def test_only_building_charges_and_only_once(project: Path) -> None:
     assert spent(project) != paid
 
 
+def test_a_view_of_another_model_is_not_replaced(project: Path) -> None:
+    """Of another project, or of somebody: it was replaced, and rows of two models were in one table."""
+    run(project, "dbt", "build", "--select", "delays")
+    paid, view = spent(project), "CREATE OR REPLACE VIEW delays_latest AS SELECT 42 AS x"
+    other = "COMMENT ON VIEW delays_latest IS 'rows of the latest interval of model.other.delays'"
+    for statements in (view, f"{view}; {other}"):
+        with duckdb.connect(str(project / "published.duckdb")) as connection:
+            connection.execute(statements)
+        model = project / "models" / "delays.sql"
+        kept = model.read_text()
+        model.write_text(kept.replace("'0.5'", "'0.6'"))
+        output = run(project, "dbt", "build", "--select", "delays", fails=True)
+        model.write_text(kept)
+        assert "is not of this model" in output and spent(project) == paid
+        assert read(project, "FROM delays_latest") == [(42,)]
+    with duckdb.connect(str(project / "published.duckdb")) as connection:
+        # What a build that was killed leaves goes with the next one.
+        connection.execute(
+            "DROP VIEW delays_latest; CREATE TABLE delays__dpflow_answer AS SELECT 1"
+        )
+    run(project, "dbt", "build", "--select", "delays")
+    assert len(read(project, "FROM delays_latest")) == 48 and spent(project) == paid
+    assert not read(project, "FROM duckdb_tables() WHERE table_name LIKE '%__dpflow_answer%'")
+
+
 def test_the_example_dag_builds_the_project(project: Path) -> None:
     """The command and the folder of ``dags/visits_dbt.py`` under dbt itself: the catalogue beside the project says who
     pays, answers are in the project's own file, and building again is free.

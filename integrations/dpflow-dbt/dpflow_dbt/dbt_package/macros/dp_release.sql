@@ -13,16 +13,23 @@
   {%- endif -%}
   {%- set target = this.incorporate(type="table") -%}
   {%- set existing = load_cached_relation(this) -%}
-  {%- set answer = make_temp_relation(target, "__dpflow_answer") -%}
+  {%- set answer = make_intermediate_relation(target, "__dpflow_answer") -%}
   {%- set next = make_intermediate_relation(target) -%}
   {%- set last = make_backup_relation(target, "table" if existing is none else existing.type) -%}
 
   {%- set latest = api.Relation.create(
       database=this.database, schema=this.schema, identifier=this.identifier ~ "_latest", type="view") -%}
   {%- set taken = load_cached_relation(latest) -%}
-  {%- if taken is not none and not taken.is_view -%}
-    {{ exceptions.raise_compiler_error("dp_release: " ~ latest ~ " is a table, and the view of the latest rows has this name; "
-        "call the model otherwise") }}
+  {#- The view's comment says whose it is: another project may have a model of this name, or of the view's. -#}
+  {%- set owner = "rows of the latest interval of " ~ model.unique_id -%}
+  {%- if taken is not none -%}
+    {%- set comments = run_query("select comment from duckdb_views() where comment = '" ~ owner ~ "' and lower(concat_ws('.', "
+        "database_name, schema_name, view_name)) = lower('" ~ [taken.database, taken.schema, taken.identifier] | join(".")
+        | replace("'", "''") ~ "')") -%}
+    {%- if not comments | length -%}
+      {{ exceptions.raise_compiler_error("dp_release: " ~ latest ~ " is not of this model, and the view of its latest rows has "
+          "this name; nothing was charged; call the model otherwise, or drop that") }}
+    {%- endif -%}
   {%- endif -%}
   {%- for node in graph.nodes.values() if node.relation_name == latest | string -%}
     {{ exceptions.raise_compiler_error("dp_release: " ~ node.unique_id ~ " has the name of the view of this model's latest "
@@ -55,6 +62,9 @@
     select * from {{ target }} where interval_start is not distinct from (select max(interval_start) from {{ target }})
       and (interval_start is not null
         or row(block, run) = (select row(block, run) from {{ target }} order by released_at desc, rowid desc limit 1))
+  {%- endcall %}
+  {% call statement("owner") -%}
+    comment on view {{ latest }} is '{{ owner }}'
   {%- endcall %}
   {% do create_indexes(target) %}
   {{ run_hooks(post_hooks, inside_transaction=True) }}
