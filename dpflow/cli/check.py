@@ -152,7 +152,8 @@ def check_runs(
                 subject,
                 "wrong",
                 f"of {len(seen.runs)} that were due {len(seen.missing)} are not whole: {describe_runs(seen.missing, job.zone)}; "
-                f"run these dates, or clear their tasks: what has a result costs nothing again",
+                f"run these dates, or clear their tasks: what has a result costs nothing again, but for dates before an edit of "
+                f"the schedule's time, which are other runs",
             )
         elif seen.runs:
             yield ProjectFinding(

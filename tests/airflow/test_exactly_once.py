@@ -470,6 +470,7 @@ def test_the_page_names_tests_that_exist() -> None:
         "airflow/test_real_runs",
         "airflow/test_runs_by_hand",
         "airflow/test_grouped_loads",
+        "airflow/test_missing_runs",
     )
     sources = Path(__file__).read_text() + "".join(
         (tests / f"{room}.py").read_text() for room in rooms

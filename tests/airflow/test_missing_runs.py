@@ -55,11 +55,11 @@ def check(tiny: Tiny, airflow_home: None) -> Callable[..., tuple[int, str, str]]
     return run_check
 
 
-def release_day(tiny: Tiny, day: int, *names: str, epsilon: str = "0.1") -> None:
+def release_day(tiny: Tiny, day: int, *names: str, epsilon: str = "0.1", hour: int = 0) -> None:
     """What the task of that day releases."""
     from dpflow.airflow import ReleaseOperator
 
-    start = DAY + dt.timedelta(days=day - 1)
+    start = DAY + dt.timedelta(days=day - 1, hours=hour)
     seen = context(tiny, run_id=f"scheduled__{day}") | {
         "logical_date": start,
         "data_interval_start": start,
@@ -105,6 +105,26 @@ def test_the_dates_of_a_look_are_those_of_its_days(tiny: Tiny, check: Any) -> No
         assert "2020-01-03" in text and "2020-01-04" in text
     assert "of 1 that" in check("--since", "2020-01-03", "--until", "2020-01-04T02:00", dag=dag)[2]
     assert "were due" not in check("--since", "2020-01-07", dag=dag)[2], "after the end date"
+
+
+def test_dates_before_an_edit_of_the_schedule_pay_again(tiny: Tiny, check: Any) -> None:
+    """Their intervals are others, and Airflow begins with one of the last day: what has a result was said to be free."""
+    from airflow.timetables.base import DataInterval, TimeRestriction
+    from airflow.timetables.interval import CronDataIntervalTimetable
+
+    release_day(tiny, 2, "a", "b")
+    edited = DAG_FILE.replace("0 0 * * *", "0 4 * * *")
+    _, _, text = check("--since", "2020-01-02", "--until", "2020-01-02", dag=edited)
+    assert "of 1 that were due 1 are not whole" in text
+    assert "but for dates before an edit of the schedule's time, which are other runs" in text
+    last: Any = [DAY + dt.timedelta(days=days) for days in (1, 2)]
+    info = CronDataIntervalTimetable("0 4 * * *", timezone="UTC").next_dagrun_info(
+        last_automated_data_interval=DataInterval(*last),
+        restriction=TimeRestriction(None, None, True),
+    )
+    assert info is not None and info.data_interval.start == last[0] + dt.timedelta(hours=4)
+    release_day(tiny, 2, "a", "b", hour=4)
+    assert tiny.spent_by_block() == {"2020-01-02": "0.4"}
 
 
 def test_a_mapped_list_is_whole_by_its_blocks(tiny: Tiny, check: Any) -> None:
