@@ -251,12 +251,16 @@ def _default_text(field: FieldInfo) -> str:
 
 @contextmanager
 def open_output(file: Path) -> Iterator[TextIO]:
-    """A text file that appears whole or not at all, readable by its owner only. Raises
-    `InvalidInput` for a bad place.
+    """A text file that appears whole or not at all, readable by its owner only; a device or a pipe, such
+    as ``/dev/stdout``, is written into. Raises `InvalidInput` for a bad place.
     """
-    # Written beside its place and moved there: nobody ever reads half of it.
+    # Else written beside its place and moved there: nobody ever reads half of it. A link stays one.
+    place, part = Path(os.path.realpath(file)), ""
     try:
-        descriptor, part = tempfile.mkstemp(dir=file.parent, prefix=f".{file.name}.")
+        if file.is_char_device() or file.is_fifo():
+            descriptor = os.open(file, os.O_WRONLY)
+        else:
+            descriptor, part = tempfile.mkstemp(dir=place.parent, prefix=f".{place.name}.")
     except OSError:
         raise InvalidInput(
             f"{file.parent} cannot be written; give a file in a directory of yours"
@@ -264,14 +268,16 @@ def open_output(file: Path) -> Iterator[TextIO]:
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
             yield stream
-        Path(part).replace(file)
+        if part:
+            Path(part).replace(place)
     except OSError:
         raise InvalidInput(
             f"{file} cannot be written; give another file, on a disk with room"
         ) from None
     finally:
         # Moved into its place by now, or half a file that must not stay.
-        Path(part).unlink(missing_ok=True)
+        if part:
+            Path(part).unlink(missing_ok=True)
 
 
 def write_page(text: str, file: Path | None, what: str) -> None:

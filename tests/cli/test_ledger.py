@@ -46,6 +46,20 @@ if TYPE_CHECKING:
     from smallworld import Tiny
 
 
+def test_an_export_replaces_no_pipe_and_no_link(tiny: Tiny, run: Run) -> None:
+    """Written by root it took the place of /dev/null and /dev/stdout."""
+    pipe, link = tiny.folder / "pipe", tiny.folder / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("export.jsonl")
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    run("export", "pipe")
+    assert pipe.is_fifo()
+    run("export", "link")
+    assert link.is_symlink()
+    with open(reader, "rb") as stream:
+        assert stream.read() == (tiny.folder / "export.jsonl").read_bytes() != b""
+
+
 def test_a_statement_in_each_form(tiny: Tiny, run: Run) -> None:
     """On the screen, as CSV, as JSON, and as a page in a file."""
     charge(tiny, "one")
