@@ -515,6 +515,9 @@ class AuditedLedger(SealedDatabase):
         keys, and destroy the old one. Returns how many keys there are. Harmless when repeated.
         """
         principal = checked_principal(principal)
+        # Before the anchor has a new key that its backup lacks: a database out of reach, or closed to this login, refuses.
+        with self._database.begin_writing() as transaction:
+            transaction.text("UPDATE dpflow_key SET wrapped = '' WHERE 1 = 0 RETURNING wrapped")
         with self._anchor.rotate():
             with self._begin_writing() as writer:
                 sessions.renew_states(writer)

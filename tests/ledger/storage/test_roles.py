@@ -302,8 +302,8 @@ def test_a_login_waits_for_its_roles(owner, login, tmp_path, ask):
 
 @pytest.mark.parametrize("role", ROLES)
 def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
-    """Grants, quotas, decisions on orphans and imports by a role are refused, and the message says
-    why.
+    """Grants, quotas, decisions on orphans, imports and rotations by a role are refused, and the
+    message says why.
     """
     ledger, before = Ledger(login(role), anchor=tmp_path / "anchor"), everything(owner)
     (orphan,) = [r for r in owner.releases() if r.state == "reserved"]
@@ -316,11 +316,14 @@ def test_nobody_but_the_owner_decides(owner, login, tmp_path, role):
         lambda: ledger.quota("flights/me", 1, 0, principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me"),
         lambda: ledger.resolve(orphan.release_id, reason="r", principal="me", decision="retry"),
+        lambda: ledger.rotate(principal="me"),
     )
+    wrap = (tmp_path / "anchor" / "wrap").read_bytes()
     for decision in decisions:
         with pytest.raises(InvalidInput, match="database role"):
             decision()
     assert everything(owner) == before and owner.verify().ok
+    assert (tmp_path / "anchor" / "wrap").read_bytes() == wrap
 
 
 BY_HAND = (
