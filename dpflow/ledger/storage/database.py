@@ -46,8 +46,10 @@ _TAKE_TURN = (
     f"SELECT set_config('idle_in_transaction_session_timeout', '{int(_PATIENCE * 500)}', true), "
     f"set_config('synchronous_commit', 'off', true), pg_advisory_xact_lock({_LOCK})"
 )
-# An empty record, which carries all before it to the disk.
-_FLUSH = "SELECT pg_logical_emit_message(true, 'dpflow', '')"
+# An empty record, which carries all before it to the disk; a standby has nothing that is not there.
+_FLUSH = (
+    "SELECT CASE WHEN NOT pg_is_in_recovery() THEN pg_logical_emit_message(true, 'dpflow', '') END"
+)
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
 _READ_ONLY = "25006"  # what PostgreSQL calls a transaction that must not write
@@ -565,10 +567,8 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
         if committing and getattr(error, "sqlstate", None) != _READ_ONLY:
             return LedgerUnavailable(_explain_loss(place, kind))
         reason, remedy = _find_cause(error)
-        return LedgerUnavailable(
-            f"{place} {reason} ({kind}), so this step recorded nothing; what was charged before it is not charged "
-            f"again. {remedy}"
-        )
+        told = f"{place} {reason} ({kind}), so this step recorded nothing; what was charged before it is not charged again"
+        return LedgerUnavailable(f"{told}. {remedy}")
     return LedgerCorrupt(f"{place} refused a statement ({kind}); run dpflow ledger verify")
 
 

@@ -101,6 +101,23 @@ def test_a_server_that_takes_no_changes(postgres, tmp_path, ask):
     assert ledger.settle(held, {}).settled
 
 
+def test_a_standby_gives_what_is_stored(postgres, tmp_path, ask):
+    """Nothing is recorded for it, so nothing needs to be flushed, which a standby refuses."""
+    url = postgres()
+    ledger = Ledger(url, anchor=tmp_path / "anchor", create=True)
+    ledger.grant("flights", 1, 0, table=None, filter="basic", principal="owner")
+    ask.settle(ledger)
+    with psycopg.connect(url.replace("+psycopg", ""), autocommit=True) as connection:
+        connection.execute(
+            "CREATE FUNCTION pg_is_in_recovery() RETURNS boolean LANGUAGE sql AS 'SELECT true';"
+            "CREATE FUNCTION pg_logical_emit_message(boolean, text, text) RETURNS pg_lsn LANGUAGE plpgsql AS "
+            "'BEGIN RAISE internal_error; END'"
+        )
+        name = connection.info.dbname
+        connection.execute(f"ALTER DATABASE {name} SET search_path = public, pg_catalog")
+    assert ask.reserve(Ledger(url, anchor=tmp_path / "anchor")).settled
+
+
 def test_a_file_that_nobody_may_write_is_read_only(tmp_path):
     """By SQLite's own error."""
     path = tmp_path / "file"
