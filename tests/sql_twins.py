@@ -29,7 +29,7 @@ DECLARATION = {
     "contribution_bounds": {"rows": 3, "groups": 2, "rows_per_group": 2},
     "joins": [
         {"relation": "places", "name": "place", "kind": "dimension", "on": {"city": "name"}},
-        {"relation": "people", "name": "people", "kind": "unit", "on": {"person": "id"}, "rows": 2},
+        {"relation": "people", "name": "people", "kind": "unit", "on": {"person": "id"}, "rows": 1},
     ],
     "columns": {
         "city": {"public_keys": ["a", "b", "c"]},

@@ -100,6 +100,29 @@ def test_other_joins_are_refused(joined: World, text: str, what: str) -> None:
     assert joined.spent() == "0"
 
 
+def test_rows_that_a_join_repeats_are_read_where_the_query_names_it(joined: World) -> None:
+    """COUNT(*) of the table alone counted its pairs with another private table."""
+    joins = [
+        one.model_copy(update={"rows": 3} if one.kind == "unit" else {})
+        for one in joined.table.joins
+    ]
+    options = {
+        "epsilon": 1,
+        "scope": "joined",
+        "tables": [joined.table.model_copy(update={"joins": tuple(joins)})],
+    }
+    named = "FROM visits v LEFT JOIN people p ON v.person = p.id"
+    for text in (
+        "SELECT COUNT(*) FROM visits",
+        "SELECT COUNT(*) FROM visits v LEFT JOIN places p ON v.city = p.name",
+        "SELECT AVG(n) FROM (SELECT person, COUNT(*) AS n FROM visits GROUP BY person)",
+        f"SELECT COUNT(*) {named} LEFT JOIN people q ON v.person = q.id",
+    ):
+        with pytest.raises(SqlRefused, match="repeat"):
+            joined.ask(text, **options)
+    assert joined.ask(f"EXPLAIN SELECT COUNT(*) {named}", **options)
+
+
 @pytest.mark.parametrize(
     ("text", "what"),
     [

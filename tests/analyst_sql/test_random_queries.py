@@ -85,6 +85,12 @@ def execute_many(count: int, seed: int, table: Table) -> int:
 
 def test_one_unit_moves_a_few_random_queries_by_their_bounds(visits_table: Table) -> None:
     assert execute_many(12, 3, visits_table) == 12
+    # Of joined pairs, too, which a query names.
+    joins = [
+        one.model_copy(update={"rows": 2 * (one.rows or 0) or None}) for one in visits_table.joins
+    ]
+    pairs = visits_table.model_copy(update={"joins": tuple(joins)})
+    assert execute_many(3, 4, pairs) == 3
 
 
 @pytest.mark.slow

@@ -117,8 +117,8 @@ def _read_equality(
 def add_join(source: PrivateRows, join: Any, find_table: Callable[[str], Table]) -> PrivateRows:
     """The rows of a match table with a relation that its declaration joins.
 
-    The declaration's own join is what is computed, so a row keeps its place whether the relation is
-    named or not: a LEFT JOIN says just that, and a JOIN leaves out what has no match.
+    The declaration's own joins are what is computed: a LEFT JOIN says just that, and a JOIN leaves out what has no match.
+    `require_joins` refuses rows that one repeats which is not named.
 
     Raises `Refusal` for any other join.
     """
@@ -132,8 +132,29 @@ def add_join(source: PrivateRows, join: Any, find_table: Callable[[str], Table])
     match = _find_declared(source, relation, pair)
     if match is None:
         raise Refusal("joins", _propose(source, relation, pair, find_table), join)
+    if _repeats_rows(match) and match.name in source.relations.values():
+        raise Refusal("joins", f"{relation!r} is joined twice, and its rows repeat once only", join)
     joined = replace(source, relations={**source.relations, called: match.name})
     return joined if keeps_all_rows(join) else _keep_matches(joined, match, join)
+
+
+def require_joins(source: PrivateRows, parsed: Any) -> None:
+    """Refuse rows that the declaration repeats by a join which the query does not name: it would count joined rows."""
+    table, named = source.table, source.relations.values()
+    for one in table.joins if source.columns is None else ():
+        if _repeats_rows(one) and one.name not in named:
+            raise Refusal(
+                "joins",
+                f"the declaration of {table.name!r} repeats each row, once for each of up to {one.rows} rows that its {one.left_column} "
+                f"has in {one.relation}; write LEFT JOIN on {one.left_column} = {one.right_column} to ask about such pairs, or ask a "
+                f"table that is declared without it",
+                parsed,
+            )
+
+
+def _repeats_rows(declared: Join) -> bool:
+    """Whether a row may have several matches; a dimension has one."""
+    return declared.kind == "unit" and declared.rows != 1
 
 
 def _find_keys(on: Any, using: Any, left: str, right: str) -> tuple[str, str] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlglot import exp
 
-from dpflow.analyst_sql.parse.joins import add_join, spell_joins
+from dpflow.analyst_sql.parse.joins import add_join, require_joins, spell_joins
 from dpflow.analyst_sql.parse.parsed_parts import (
     take_arguments,
     walk_own,
@@ -186,6 +186,7 @@ class _QueryReader:
         if isinstance(first, PrivateRows):
             for join in joins:
                 first = self._join_rows(first, join, scope)
+            require_joins(first, parsed)
             if not must_release and is_by_unit(parsed, first):
                 return read_unit_rows(parsed, first)
             if has_group_bounds(parsed):
