@@ -117,7 +117,9 @@ class Promoter:
         """
         registered = self._client.get_registered_model(self.model)
         if (number := registered.aliases.get(self.alias)) is not None:
-            return self._client.get_model_version(self.model, str(number))
+            version = self._client.get_model_version(self.model, str(number))
+            self._finish_move(registered, version)
+            return version
         history = self._tag("last")
         if (last := registered.tags.get(history, _NONE)) != _NONE:
             raise InvalidInput(
@@ -125,6 +127,17 @@ class Promoter:
                 f"that was promoted before, or set the model's tag {history} to {_NONE} to begin anew"
             )
         return None
+
+    def _finish_move(self, registered: Any, version: Any) -> None:
+        """Set the tags that follow a move of the alias, which may have been killed before them."""
+        if self._tag("candidate") not in version.tags:
+            return
+        if registered.tags.get(self._tag("last")) != str(version.version):
+            self._client.set_registered_model_tag(self.model, self._tag("last"), version.version)
+        if self._tag("promoted") not in version.tags and "dpflow.session" in version.tags:
+            self._client.set_model_version_tag(
+                self.model, version.version, self._tag("promoted"), version.tags["dpflow.session"]
+            )
 
     def _tag(self, name: str) -> str:
         """A tag that is about this alias; ``last``, of the registered model, is the last version that it went to."""

@@ -230,6 +230,29 @@ def test_the_alias_moves_with_the_record(tiny: Tiny) -> None:
         Promoter("loss", "champion", uri, better_by="-0.1")
 
 
+def test_a_promotion_that_was_killed_behind_its_alias_is_finished(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who was replaced afterwards would take another turn, and nothing would say that there was a champion."""
+    from mlflow import MlflowClient
+
+    from dpflow.engine.sessions.model_promotion import Promoter
+
+    uri = make_registry(tiny.folder)
+    session, _ = losses(tiny, failures=5)
+    with monkeypatch.context() as patch:
+        patch.setattr(MlflowClient, "set_registered_model_tag", lambda *a: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            judge(session, loss_of("bad", "0.45"), Promoter("loss", "champion", uri))
+    promoter = Promoter("loss", "champion", uri)
+    assert judge(session, loss_of("good", "0.2"), promoter)["outcome"] == "promoted"
+    left = session.remaining()
+    again = judge(session, loss_of("bad", "0.45"), promoter)
+    assert (
+        again["promotion"] == "it was promoted, and then replaced" and session.remaining() == left
+    )
+
+
 def test_a_registry_of_models_sees_verdicts_and_no_row(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
