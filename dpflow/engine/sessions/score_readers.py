@@ -44,7 +44,9 @@ from dpflow.engine.sessions.group_scores import (
     score_range,
 )
 from dpflow.engine.sessions.scored_fields import (
+    predict_floats,
     require_comparable,
+    require_numbers,
     require_used_by_name,
     require_used_by_sql,
 )
@@ -271,6 +273,7 @@ class ScoreReaders:
             )
         if theirs and candidate is not None:
             _check_columns(query, candidate.submission)
+            require_numbers(candidate.submission, self._type_of)
         every = (*query.columns, *columns) if theirs else columns
         available = {name: function for name, function in functions.items() if function is not None}
         return tuple(dict.fromkeys(every)), available
@@ -312,6 +315,19 @@ class ScoreReaders:
         name = candidate.submission.predictions.id
         return candidate.match_ids(self._type_of(name), self._plan.table.column(name))
 
+    def _match_label(self, candidate: Candidate) -> Candidate:
+        """A candidate whose predictions can equal the label's values. Raises `PlanRefused` where none can."""
+        label = candidate.submission.label
+        require_comparable(candidate, label, self._type_of(label))
+        if self._type_of(label).upper() != "FLOAT":
+            return candidate
+        declared = self._plan.table.column(label)
+        predict, rival = (
+            function and predict_floats(function, declared)
+            for function in (candidate.predict, candidate.rival)
+        )
+        return replace(candidate, predict=predict, rival=rival)
+
     def _type_of(self, column: str) -> str:
         """A column's type, looked up once for these rows."""
         types = self._private.column_types
@@ -343,8 +359,9 @@ class ScoreReaders:
         if candidate is not None and candidate.predict is not None:
             submission = candidate.submission
             _check_columns(query, submission)
+            require_numbers(submission, self._type_of)
             if estimator.label == "any":
-                require_comparable(candidate, submission.label, self._type_of(submission.label))
+                candidate = self._match_label(candidate)
             subject = Subject(
                 query.columns,
                 options,

@@ -4,12 +4,14 @@ be a claim about something else.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from typing import Any
 
 import numpy as np
 
+from dpflow.core.contract.columns import Column
 from dpflow.core.contract.declaration import Table
-from dpflow.core.contract.estimators import Estimator
+from dpflow.core.contract.estimators import Estimator, Rows
 from dpflow.engine.sessions.candidate import Candidate, Submission
 from dpflow.errors import PlanRefused
 
@@ -54,8 +56,7 @@ def require_comparable(candidate: Candidate, label: str, label_type: str) -> Non
     Args:
         label_type: the label's type in the database.
     """
-    is_text = label_type.upper().startswith(("VARCHAR", "STRING", "ENUM"))
-    wanted = "texts" if is_text else "numbers"
+    wanted = "texts" if _is_text(label_type) else "numbers"
     zeros = {name: np.zeros(1) for name in candidate.submission.features}
     for who, predict in (("candidate", candidate.predict), ("rival", candidate.rival)):
         if predict is None:
@@ -69,6 +70,40 @@ def require_comparable(candidate: Candidate, label: str, label_type: str) -> Non
                 f"{who} {candidate.submission.name!r} predicts {kind}, and label {label!r} is read as {wanted}, so no prediction "
                 f"could be right; fit it on labels as the gate reads them, dates as days since 1970"
             )
+
+
+def require_numbers(submission: Submission, type_of: Callable[[str], str]) -> None:
+    """Raises `PlanRefused` for a model's feature that is a text: some texts would be read as numbers, and others fail.
+
+    Args:
+        type_of: a column's type in the database.
+    """
+    for name in () if submission.predictions else submission.features:
+        if _is_text(type_of(name)):
+            raise PlanRefused(
+                f"candidate {submission.name!r} reads feature {name!r}, a {type_of(name)}, and models read numbers; declare a column "
+                f"of numbers or dates, as by expression"
+            )
+
+
+def predict_floats(predict: Callable[[Rows], Any], label: Column) -> Callable[[Rows], Any]:
+    """Predictions of a FLOAT label as that label is read: of 4 bytes, and its declared bounds of 8."""
+    ends = np.array([end for end in (label.lower, label.upper) if end is not None], dtype=float)
+
+    def apply(rows: Rows) -> Any:
+        said = np.asarray(predict(rows)).astype(np.float32)
+        values = said.astype(float)
+        if not ends.size:
+            return values
+        # What is outside of the bounds stays wrong.
+        is_end = np.isin(said, ends.astype(np.float32))
+        return np.where(is_end, np.clip(values, ends.min(), ends.max()), values)
+
+    return apply
+
+
+def _is_text(column_type: str) -> bool:
+    return column_type.upper().startswith(("VARCHAR", "STRING", "ENUM"))
 
 
 def require_one_label(submissions: Collection[Submission]) -> None:

@@ -23,10 +23,11 @@ if TYPE_CHECKING:
 
     from smallworld import Tiny
 
-ROWS = """CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, i % 2 AS sick, i % 2 AS a, i % 3 AS b
-          FROM range(300) t(i)"""
+ROWS = """CREATE TABLE visits AS SELECT 'p' || i AS person, 'r' || i AS visit, i % 2 AS sick, i % 2 AS a, i % 3 AS b,
+          CAST(i % 2 AS VARCHAR) AS digit, CAST([0.1, 0.3, 0.7][1 + i % 3] AS FLOAT) AS real FROM range(300) t(i)"""
 BIT = {"lower": 0, "upper": 1}
-COLUMNS = {"sick": BIT, "a": BIT, "b": {"lower": 0, "upper": 2}, "visit": {}}
+COLUMNS = {"sick": BIT, "a": BIT, "b": {"lower": 0, "upper": 2}, "visit": {}, "digit": {},
+           "real": {"lower": "0.1", "upper": "0.7", "step": "0.1"}}  # fmt: skip
 
 
 def sql(text: str) -> dict[str, Any]:
@@ -178,6 +179,28 @@ def test_a_label_is_what_the_metric_takes_it_for(tiny: Tiny, metric: str) -> Non
     else:
         numbers = ["sick"] if metric in BINARY else ["sick", "two"]
         assert taken == set(product(numbers, (False, True)))
+
+
+def test_a_text_is_no_feature_and_a_float_label_equals_its_doubles(
+    tiny: Tiny, sources: dict[str, Any]
+) -> None:
+    """A text was read as the number that it writes; 0.1 is another number in 4 bytes than in 8."""
+    gate = open_gate(tiny, "accuracy", queries=2, failures=1)
+    text = {"name": "c", "file": sources["file"], "label": "sick", "features": ["digit"]}
+    with pytest.raises(InvalidInput, match="feature 'digit', a VARCHAR, and models read numbers"):
+        judge(gate, text | {"claim": "0.95"})
+    assert gate.remaining()["answered"] == 0
+    with duckdb.connect(sources["predictions"]["database"]) as connection:
+        connection.execute(
+            "CREATE TABLE reals AS SELECT visit, [0.1, 0.3, 0.7][1 + i % 3]::DOUBLE AS prediction "
+            "FROM (SELECT visit, CAST(visit[2:] AS INTEGER) AS i FROM said)"
+        )
+    stored = {
+        "name": "d",
+        "label": "real",
+        "predictions": sources["predictions"] | {"table": "reals"},
+    }
+    assert judge(gate, stored | {"claim": "0.95"})["verdict"] == "yes"
 
 
 def test_unknown_fields_are_refused(tiny: Tiny, sources: dict[str, Any]) -> None:
