@@ -37,7 +37,7 @@ from dpflow.engine.sessions.model_process import ModelProcesses
 from dpflow.engine.sessions.session import Session
 from dpflow.errors import InvalidInput
 from dpflow.ledger import Ledger
-from dpflow.private_files import make_private_folder, sweep_left
+from dpflow.private_files import make_private_folder, sweep_left, write_private
 from dpflow.registry import Registry
 from dpflow.server.job_queue import Query, Reply
 from dpflow.server.principals import Caller
@@ -46,6 +46,8 @@ from dpflow.tables import write_predictions
 
 #: Fields of a candidate that are files.
 _FILES = ("file", "rival")
+#: Begins the folder in which a table of predictions is written.
+_PART = "part-"
 
 
 @dataclass(frozen=True)
@@ -192,20 +194,23 @@ def _make_submission(
 def _write_files(
     submission: Mapping[str, Any], candidate: Mapping[str, Any], files: Mapping[str, bytes]
 ) -> list[Path]:
-    """Write what is not there; returns it."""
+    """Write what is not there, each file whole or not at all: another try takes what is there. Returns it."""
     written = []
     for name, data in files.items():
         if not submission[name].exists():
+            write_private(submission[name], data)
             written.append(submission[name])
-            submission[name].write_bytes(data)
     if "predictions" in submission:
         database = submission["predictions"]["database"]
         if not database.exists():
             table = candidate["predictions"]
+            with tempfile.TemporaryDirectory(dir=database.parent, prefix=_PART) as scratch:
+                part = Path(scratch) / database.name
+                write_predictions(
+                    part, table["column"], table["ids"], table["predictions"], table["scores"]
+                )
+                part.replace(database)
             written.append(database)
-            write_predictions(
-                database, table["column"], table["ids"], table["predictions"], table["scores"]
-            )
     return written
 
 
@@ -224,4 +229,5 @@ def _make_folder(terms: ServedGate) -> Iterator[Path]:
         return
     kept = terms.champion.with_name(f"{terms.champion.stem}.candidates")
     make_private_folder(kept)
+    sweep_left(kept, f"{_PART}.{{8}}")
     yield kept

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import copy
+import errno
 import hashlib
 import io
 import json
@@ -390,6 +391,35 @@ def test_a_better_model_becomes_champion(tmp_path: Path) -> None:
         assert asked_twice["promotion"] == "it was promoted, and then replaced"
     assert len(list((tmp_path / "champion.candidates").iterdir())) == 2
     assert json.loads((tmp_path / "champion.json").read_text())["champion"] == "2"
+
+
+def test_a_candidate_whose_file_was_half_written_is_sent_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, or killed: half of a file of a model or of predictions is no candidate, and is not taken for one."""
+    world, door = make_world(tmp_path), "gates/champions/candidates"
+    real = duckdb.connect
+
+    def fail(file: Any) -> None:
+        if "champion.candidates" in str(file):
+            Path(file).touch()
+            raise OSError(errno.ENOSPC, "full")
+
+    def connect(*given: Any, **more: Any) -> Any:
+        fail(given[0] if given else "")
+        return real(*given, **more)
+
+    with world.test_client("bob") as client:
+        for body in (send(GOOD, None), predictions(range(4000), [0] * 4000, claim=None)):
+            with monkeypatch.context() as patch:
+                patch.setattr(
+                    os, "fsync", lambda file: fail(Path(f"/proc/self/fd/{file}").readlink())
+                )
+                patch.setattr(Path, "write_bytes", lambda file, _: fail(file))
+                patch.setattr(duckdb, "connect", connect)
+                assert settle(client, door, body).status_code == 500
+            assert settle(client, door, body).status_code == 200
+    assert len(list((tmp_path / "champion.candidates").iterdir())) == 1
 
 
 def test_a_process_that_dies_is_a_charged_failure(
