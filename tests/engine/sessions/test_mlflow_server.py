@@ -272,6 +272,7 @@ def test_two_aliases_of_one_version_have_a_champion_each(
     """
     uri = make_registry(tiny.folder)
     client = mlflow_models.open_registry(name, uri)
+    client.create_experiment(mlflow_models.EXPERIMENT, (tiny.folder / "runs").as_uri())
     for cut in (6, 5):
         run, place = mlflow_models.keep_model(client, f"cut{cut}", save(tiny.folder, cut))
         client.create_model_version(name, place, run)
