@@ -151,7 +151,7 @@ class AirflowPages(Host):
                 with suppress(InvalidInput):
                     about = context | {"params": {"day": day}}
                     name = name_run(about, getattr(run, "partition_key", None), run_id)
-                    of_loads = sorted(loads) if name in loads else [name]
+                    of_loads = sorted({*loads, name}) if name in {*loads, run_id} else [name]
                     names += itertools.product(of_loads, tasks if len(days) > 1 else [""])
         return names
 

@@ -132,7 +132,7 @@ def name_day(context: Mapping[str, Any]) -> str:
 def name_load(context: Mapping[str, Any], blocks: Collection[str] | None) -> str:
     """The loads that brought a task's blocks; all loads of its run, for a task of other blocks or all rows. A load that
     is cleared triggers another run: the same loads have the same name there, and others another one. "" where no load
-    triggered this run.
+    triggered this run, and where another producer's event did, too, which may be of rows that those loads have not.
 
     Args:
         blocks: empty for all rows; None where they are unknown.
@@ -146,6 +146,8 @@ def name_load(context: Mapping[str, Any], blocks: Collection[str] | None) -> str
         by_block[block] for block in (by_block if blocks is None else blocks) if block in by_block
     }
     if blocks is None or not names:
+        if not all(isinstance(written, Mapping) for written in _list_events(context)):
+            return ""
         names.add(_name_loads(loads))
     if len(names) > 1:
         raise InvalidInput(
@@ -201,20 +203,26 @@ def list_loads(context: Mapping[str, Any]) -> list[Load]:
     are left out where they do not say which load they are of.
     """
     loads = set()
+    for written in _list_events(context):
+        match written:
+            case {
+                "load": {"blocks": list(blocks)},
+                "run": str(run),
+                "dag": str(dag),
+                "task": str(task),
+                "map_index": int(index),
+            } if all(isinstance(block, str) for block in blocks):
+                name = f"{dag}/{task}" + f"[{index}]" * (index >= 0)
+                loads.add(Load(run, name, tuple(blocks)))
+    return sorted(loads)
+
+
+def _list_events(context: Mapping[str, Any]) -> Iterator[Any]:
+    """What this package wrote into each event that triggered a run; None for another producer's."""
     for events in (context.get("triggering_asset_events") or {}).values():
         for event in events:
             extra = getattr(event, "extra", None)
-            match extra.get(EVENT_KEY) if isinstance(extra, Mapping) else None:
-                case {
-                    "load": {"blocks": list(blocks)},
-                    "run": str(run),
-                    "dag": str(dag),
-                    "task": str(task),
-                    "map_index": int(index),
-                } if all(isinstance(block, str) for block in blocks):
-                    name = f"{dag}/{task}" + f"[{index}]" * (index >= 0)
-                    loads.add(Load(run, name, tuple(blocks)))
-    return sorted(loads)
+            yield extra.get(EVENT_KEY) if isinstance(extra, Mapping) else None
 
 
 def core_timetable(dag: Any) -> Any:

@@ -168,6 +168,13 @@ def test_which_loads_name_a_run(tiny: Tiny) -> None:
     assert re.fullmatch("2 loads [0-9a-f]{32}", name([], first, second)[0])
     with pytest.raises(InvalidInput, match="2 loads triggered this run"):
         name(None, first, bare)
+    # Another producer may have brought rows: a release of all rows replayed one that was made without them.
+    for extra in (None, {}, {"dpflow": 1}):
+        other = SimpleNamespace(extra=extra)
+        assert name([DAYS[0]], other, first) == (named[0], -1)
+        assert [name(b, first, other)[0] for b in ([], ["2020"], None)] == [
+            "asset_triggered__1"
+        ] * 3
     # A week's load beside that of a day: two instances of one load, and that of both.
     assert [name([day], whole, map_index=n)[1] for n, day in enumerate(DAYS)] == [0, 1, 2]
     both = name([], first, whole)[0]

@@ -54,7 +54,11 @@ with create_session() as session:
     both = DagRun(dag_id="d", run_id="asset_triggered__x", run_type=DagRunType.ASSET_TRIGGERED, state="success",
         run_after=datetime(2020, 1, 6, 2, tzinfo=timezone.utc))
     both.consumed_asset_events = [AssetEvent(asset_id=asset.id, extra=extra) for extra in extras]
-    session.add(both)
+    # One that a load triggered beside another producer.
+    beside = DagRun(dag_id="d", run_id="asset_triggered__y", run_type=DagRunType.ASSET_TRIGGERED, state="success",
+        run_after=datetime(2020, 1, 6, 2, tzinfo=timezone.utc))
+    beside.consumed_asset_events = [AssetEvent(asset_id=asset.id, extra=extra) for extra in ({}, extras[0])]
+    session.add_all([both, beside])
 names = {r: pages.name_runs("d", r)[0][0] for r in (seen[0]["run"], seen[1]["run"], "scheduled__x", "nowhere")}
 shown = [r for one in seen[:2] for r in view.releases_of_run("d", names[one["run"]], "t")]
 from types import SimpleNamespace
@@ -65,7 +69,7 @@ others = [SimpleNamespace(dag_id=dag_id, run=name, task_id="t") for dag_id, name
 seen.append({
     "names": names, "runs": [r.run for r in view.releases()], "blocks": [r.blocks for r in shown],
     "tasks": [pages.find_task_address(r) for r in (*shown, *others)], "dags": pages.name_dags("d"),
-    "loads": [name for name, _ in pages.name_runs("d", "asset_triggered__x")],
+    "loads": [name for name, _ in pages.name_runs("d", "asset_triggered__x")], "beside": pages.name_runs("d", "asset_triggered__y"),
 })
 """
 DEFAULT_DAY = """
@@ -125,3 +129,4 @@ def test_a_runs_page_has_its_releases(tiny: Tiny, airflow_database: Path) -> Non
     ]
     assert found["dags"] == ["d", "svc/d"] and found["loads"][1:] == ["l/load/i", "l/load/j"]
     assert found["loads"][0].startswith("2 loads ")
+    assert found["beside"] == [["asset_triggered__y", ""], ["l/load/j", ""]]
