@@ -53,6 +53,7 @@ _FLUSH = (
 _ON_DISK = """SELECT CASE WHEN pg_is_in_recovery() THEN true ELSE current_setting('synchronous_standby_names') = ''
     AND pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn() END"""
 _READ_ONLY = "25006"  # what PostgreSQL calls a transaction that must not write
+_UNPREPARED = "InvalidSqlStatementName", "DuplicatePreparedStatement"
 _UNSTORABLE = "a name or number that no database can hold was asked for; correct it"
 
 
@@ -211,7 +212,7 @@ class Database:
             except BaseException as error:
                 connection.invalidate()
                 # A fresh one tells the truth.
-                stale = _psycopg_errors("OperationalError", "InvalidSqlStatementName")
+                stale = _psycopg_errors("OperationalError", *_UNPREPARED)
                 if fresh or self.sqlite or not isinstance(error, stale):
                     raise
 
@@ -278,13 +279,12 @@ class Database:
         """Return when each transaction has ended that reads what was there before this call. Raises
         `LedgerUnavailable` if one goes on for too long.
         """
-        earlier = self._list_readers()
+        earlier = set[str]() if self.sqlite else self._list_readers()
         if not _wait_until(
             self._truncate_log if self.sqlite else lambda: earlier.isdisjoint(self._list_readers())
         ):
             raise LedgerUnavailable(
-                f"{self!r} is still read by a program that began before the change, which is recorded; repeat the call when that "
-                f"program has ended"
+                f"{self!r} is still read by a program that began before the change; repeat the call when that has ended"
             )
 
     def _truncate_log(self) -> bool:
@@ -299,9 +299,7 @@ class Database:
         return not busy
 
     def _list_readers(self) -> set[str]:
-        """Other transactions that have used a table of the ledger and go on; none on SQLite, which lists none."""
-        if self.sqlite:
-            return set()
+        """Other transactions on PostgreSQL that have used a table of the ledger and go on."""
         with self.begin_reading() as transaction:
             return {
                 name
@@ -560,7 +558,7 @@ def _translate_error(error: Exception, place: str, committing: bool) -> DpflowEr
         exc.InterfaceError,
         exc.InternalError,
         exc.TimeoutError,
-        *_psycopg_errors("OperationalError", "InterfaceError", "InternalError"),
+        *_psycopg_errors("OperationalError", "InterfaceError", "InternalError", *_UNPREPARED),
     )
     if not unfit and isinstance(error, operational):
         # What is read-only refuses the changes, before the commit.
@@ -580,14 +578,15 @@ def _find_cause(error: Exception) -> tuple[str, str]:
     if code == sqlite3.SQLITE_FULL or state == "53100":
         return "is on a full disk", "Free space, then try again"
     if code == sqlite3.SQLITE_READONLY or state == _READ_ONLY:
-        remedy = "Name a copy that can be written, or mount it so, then try again"
-        return "is read-only here", remedy
+        return "is read-only here", "Name a copy that can be written, or make it so, then try again"
     if code in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or state == "55P03":
         return "is locked by another program", "Try again when that has ended"
     if code == sqlite3.SQLITE_IOERR:
         return "is on a disk that fails", "Look at the disk, then try again"
     if state == "57014":
         return "canceled a statement", "Try again; if that ends alike, raise statement_timeout"
+    if isinstance(origin, _psycopg_errors(*_UNPREPARED)):
+        return "is behind a pool of transactions", "Connect to the server itself, or pool sessions"
     if state == "25P03":
         return "ended a transaction that stood still", "Try again"
     return "is out of reach", "Try again when it can be reached"

@@ -6,7 +6,7 @@ one packet they take a fifth of its processor time here, and half of it at the s
 
 from __future__ import annotations
 
-import itertools
+import secrets
 import struct
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -26,9 +26,8 @@ Connection = psycopg.Connection[Any]
 _INT8, _TEXT = 20, 25  # types that every server gives the same numbers
 _NULL = b"\xff\xff\xff\xff"
 
-_number = itertools.count()
-#: By connection: the names under which it prepared statements. None is given twice, because after an
-#: error nobody knows which of them the server has.
+#: By connection: the names under which it prepared statements. None is given twice: after an error nobody
+#: knows which of them the server has, and behind a pool another program's may be there.
 _prepared: WeakKeyDictionary[Connection, dict[str, bytes]] = WeakKeyDictionary()
 
 
@@ -48,7 +47,7 @@ def run_pipeline(connection: Connection, statements: Sequence[BoundStatement]) -
     for sql, values in statements:
         name = names.get(sql) or new.get(sql)
         if name is None:
-            name = new[sql] = b"dpflow_%d" % next(_number)
+            name = new[sql] = b"dpflow_" + secrets.token_hex(8).encode()
             commands.append(partial(pgconn.send_prepare, name, sql.encode()))
         positions.append(len(commands))
         encoded, formats = [*map(_encode_value, values)], [*map(_choose_format, values)]

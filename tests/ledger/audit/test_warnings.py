@@ -75,6 +75,7 @@ def test_a_database_that_fails_is_called_what_it_is(code, words):
         ("57014", LedgerUnavailable, ["canceled a statement", "may or may not be recorded"]),
         ("25P03", LedgerUnavailable, ["stood still", "may or may not be recorded"]),
         ("25006", LedgerUnavailable, ["read-only", "this step recorded nothing"]),
+        ("26000", LedgerUnavailable, ["pool of transactions", "may or may not be recorded"]),
         ("XX001", LedgerCorrupt, ["ledger verify", "ledger verify"]),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -38,6 +39,16 @@ def test_each_statement_has_its_rows(connection):
     assert run(connection, *both) == [[(2, "é")], [], [(2**62 + 1, None)], []]
     run(connection, (ADD, 1, ""), (ADD, 1, ""))
     assert run(connection, ("SELECT count(*) FROM pg_prepared_statements",)) == [[(4,)]]
+
+
+def test_programs_behind_a_pool_have_other_names(connection):
+    """Two that a pool gives one connection, one after the other, and neither runs what the other prepared."""
+    spec = importlib.util.find_spec("dpflow.ledger.storage.postgres_pipeline")
+    for number in range(2):
+        program = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(program)
+        (load,) = program.run_pipeline(connection, [(ADD, [number, ""])])
+        assert load(tuple) == [(number + 1, "")]
 
 
 def test_lists_arrive_as_they_are(connection):
