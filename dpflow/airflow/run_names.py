@@ -35,9 +35,15 @@ _DATE_TEXTS = {
 _DAY = re.compile(
     r"(?<!\d)(?:19|20)\d\d-?(?:0[1-9]|1[0-2])(?:-?(?:0[1-9]|[12]\d|3[01]))?(?![\w:-]| \d\d:)"
 )
-#: Arguments of tasks that may name blocks.
-DATED_FIELDS = ("blocks", "release", "releases", "session", "sql", "parameters")
-_WITH_DAYS = ("blocks", "where", "sql", "parameters")
+#: Arguments of tasks that may name blocks, or days in conditions.
+DATED_FIELDS = (
+    *("blocks", "release", "releases", "session", "sql", "parameters"),
+    *("contract", "queries"),
+)
+_WITH_DAYS = (
+    *("blocks", "where", "sql", "parameters"),
+    *("condition", "among", "since", "queries"),
+)
 #: Types of runs that Airflow makes by itself; somebody, or another DAG, triggers the others and may say for which day.
 BY_ITSELF = ("scheduled", "backfill", "asset_triggered")
 

@@ -118,11 +118,18 @@ def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone:
 def test_a_task_says_whose_days_its_blocks_are(
     tiny: Tiny, airflow_home: None, template: str, is_refused: bool
 ) -> None:
-    """Refused where it is rendered, before anything is read: as blocks, in a release, and in a query."""
+    """Refused where it is rendered, before anything is read: as blocks, in a release, a query, a contract and a session's
+    questions.
+    """
     from airflow.sdk import DAG
     from airflow_names import AirflowFailException, CronDataIntervalTimetable
 
-    from dpflow.airflow import ReleaseOperator, SqlReleaseOperator
+    from dpflow.airflow import (
+        DataContractOperator,
+        ReleaseOperator,
+        SessionOperator,
+        SqlReleaseOperator,
+    )
 
     dag = DAG("d", schedule=CronDataIntervalTimetable("0 1 * * *", timezone="Europe/Berlin"))
     dag.user_defined_macros = {
@@ -140,6 +147,10 @@ def test_a_task_says_whose_days_its_blocks_are(
             sql=query.format(template),
             dag=dag,
         ),
+        DataContractOperator(
+            task_id="d", contract={"checks": [{"check": "freshness", "since": template}]}, dag=dag
+        ),
+        SessionOperator(task_id="e", session="s.yml", queries=[f"day = '{template}'"], dag=dag),
     ]
     (run,) = itertools.islice(
         list_runs(dag, dt.datetime(2026, 3, 29, 22, tzinfo=dt.UTC), None)[0](), 1
