@@ -119,6 +119,12 @@ def test_a_near_name_is_said(world: World) -> None:
         assert repr(right) in str(refused.value) and refused.value.nearest is None
 
 
+@pytest.mark.parametrize("text", ["person FROM visits", "COUNT(*) FROM visits WHERE person > 3"])
+def test_the_units_column_is_not_called_unknown(world: World, text: str) -> None:
+    with pytest.raises(SqlRefused, match="'person' says whose a row is"):
+        world.ask(f"SELECT {text}", epsilon=1)
+
+
 def test_what_the_parser_lacks_is_not_called_wrong(world: World) -> None:
     """DuckDB reads a test in ROLLUP, and sqlglot its alias alone."""
     keys = "SELECT age > 30 AS old, COUNT(*) FROM visits GROUP BY ROLLUP"

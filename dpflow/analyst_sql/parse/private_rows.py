@@ -209,6 +209,13 @@ class RowReader(Reader):
         source = self._source
         if (public := self._find_public(parsed)) is not None:
             return public[1]
+        if source.columns is None and self.is_unit(parsed) and not self.is_declared(parsed):
+            raise Refusal(
+                "declared-columns",
+                f"{parsed.name!r} says whose a row is, for COUNT(DISTINCT {parsed.name}) and GROUP BY; to read it otherwise, declare it "
+                f"under columns",
+                parsed,
+            )
         qualifier, name = parsed.table, parsed.name
         if qualifier.casefold() == source.alias:
             qualifier = ""

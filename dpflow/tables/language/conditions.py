@@ -310,7 +310,7 @@ class Reader:
         if width != width.to_integral_value() or not 1 <= width < 2**53:
             refuse_sql(
                 "literals",
-                "the width of a bucket is a whole number from 1; for finer ones multiply first, "
+                "the width of a bucket is a whole number from 1 and below 2^53; for finer ones multiply first, "
                 "such as bucket(x * 100, 25)",
             )
         return node
