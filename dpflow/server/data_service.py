@@ -445,7 +445,7 @@ class DataService:
             source = self._plan_query(caller, kind, body, sealed).source
         except DpflowError as error:
             self._requests.log_once(
-                f"a charged request of {caller.name} cannot be finished now: {error}"
+                f"{caller.name} paid for {', '.join(charged)}, now without a plan: {error}. Mend it, or: dpflow ledger resolve {charged[0]}"
             )
             return
         job_id = self._requests.identify_job(text)

@@ -164,22 +164,34 @@ def test_a_session_that_nobody_can_go_on_with_is_named(
     assert world.ledger.verify().ok
 
 
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (take, "gives it no door release"),
+        (lambda world: world.declare(columns={"age": {}}), "now without a plan: "),
+    ],
+)
 def test_a_release_that_nobody_can_finish_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    change: Callable[[ServiceWorld], None],
+    said: str,
 ) -> None:
-    """It was paid, its process died, and its principal was taken out of the service file: the log says so once."""
+    """It was paid, its process died, and its principal was taken out of the service file, or its column of the declaration:
+    the log says so once.
+    """
     world = ServiceWorld(tmp_path, lease_seconds=0.1)
     with (
         world.test_client("ann") as first,
         stuck(first, "draw.after", times=0, door="release", body=RELEASE),
     ):
         (charged,) = world.ledger.reserved_releases()
-        take(world)
+        change(world)
         with world.test_client("bob") as bob:
             time.sleep(0.5)
             assert bob.get("/v1/remaining").status_code == 200
         named = [line for line in caplog.messages if charged.release_id in line]
-        assert len(named) == 1 and "gives it no door release" in named[0]
+        assert len(named) == 1 and said in named[0]
         assert f"dpflow ledger resolve {charged.release_id}" in named[0]
         assert [one.attempts for one in world.ledger.reserved_releases()] == [1]
     assert kinds(world).count("reserve") == 1 and world.ledger.verify().ok
