@@ -191,6 +191,9 @@ class PrivacyOperator(BaseOperator):
         arguments = {name: getattr(parent, name, None) for name in fields}
         templates = dict(_list_templates(arguments))
         dated = {name: arguments[name] for name in DATED_FIELDS if name in arguments}
+        # What a function gets may become blocks.
+        of_function = ("op_args", "op_kwargs")
+        dated["op_args"] = [text for path, text in templates.items() if path[0] in of_function]
         try:
             super()._do_render_template_fields(parent, fields, context, jinja_env, seen_oids)
             failure = describe_wrong_fields(parent, templates)

@@ -42,7 +42,7 @@ DATED_FIELDS = (
 )
 _WITH_DAYS = (
     *("blocks", "where", "sql", "parameters"),
-    *("condition", "among", "since", "queries"),
+    *("condition", "among", "since", "queries", "op_args"),
 )
 #: Types of runs that Airflow makes by itself; somebody, or another DAG, triggers the others and may say for which day.
 BY_ITSELF = ("scheduled", "backfill", "asset_triggered")

@@ -118,8 +118,8 @@ def test_each_day_is_asked_once(tiny: Tiny, airflow_home: None, cron: str, zone:
 def test_a_task_says_whose_days_its_blocks_are(
     tiny: Tiny, airflow_home: None, template: str, is_refused: bool
 ) -> None:
-    """Refused where it is rendered, before anything is read: as blocks, in a release, a query, a contract and a session's
-    questions.
+    """Refused where it is rendered, before anything is read: as blocks, in a release, a query, a contract, a session's
+    questions and a function's arguments.
     """
     from airflow.sdk import DAG
     from airflow_names import AirflowFailException, CronDataIntervalTimetable
@@ -130,6 +130,7 @@ def test_a_task_says_whose_days_its_blocks_are(
         SessionOperator,
         SqlReleaseOperator,
     )
+    from dpflow.airflow.decorators import FunctionReleaseOperator
 
     dag = DAG("d", schedule=CronDataIntervalTimetable("0 1 * * *", timezone="Europe/Berlin"))
     dag.user_defined_macros = {
@@ -151,6 +152,9 @@ def test_a_task_says_whose_days_its_blocks_are(
             task_id="d", contract={"checks": [{"check": "freshness", "since": template}]}, dag=dag
         ),
         SessionOperator(task_id="e", session="s.yml", queries=[f"day = '{template}'"], dag=dag),
+        FunctionReleaseOperator(
+            task_id="f", python_callable=lambda day: day, op_kwargs={"day": template}, dag=dag
+        ),
     ]
     (run,) = itertools.islice(
         list_runs(dag, dt.datetime(2026, 3, 29, 22, tzinfo=dt.UTC), None)[0](), 1
