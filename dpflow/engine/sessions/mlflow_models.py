@@ -90,7 +90,9 @@ def registry_in_reach() -> Iterator[None]:
         is_builtin = type(error).__module__ == "builtins" and not isinstance(error, OSError)
         if is_builtin or isinstance(error, DpflowError | FaultInjected):
             raise
-        code = error.error_code if isinstance(error, MlflowException) else ""
+        # Of two who write one entry at once its database refuses the later.
+        is_late = type(error.__cause__).__name__ == "IntegrityError"
+        code = error.error_code if isinstance(error, MlflowException) and not is_late else ""
         kind = code or type(error).__name__
     else:
         return

@@ -9,12 +9,15 @@ import mlflow
 import pytest
 from holdout_gates import grant_people, open_session
 from made_once import make_registry
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import BAD_REQUEST
 from sklearn.linear_model import LogisticRegression
 from sklearn.tree import DecisionTreeClassifier
+from sqlalchemy.exc import IntegrityError
 
 from dpflow import ModelGate, Session
 from dpflow.engine.sessions.champion_file import ChampionFile
-from dpflow.engine.sessions.mlflow_models import find_file
+from dpflow.engine.sessions.mlflow_models import find_file, registry_in_reach
 from dpflow.engine.sessions.model_promotion import TAGS, Promoter
 from dpflow.errors import InvalidInput, NotPublished
 
@@ -163,6 +166,14 @@ def test_what_is_not_there_is_said_and_what_is_down_is_tried_again(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     with pytest.raises(NotPublished):
         find_file("models:/late/7", "http://127.0.0.1:9", tmp_path)
+
+
+def test_who_writes_into_a_registry_beside_another_tries_again() -> None:
+    """Two promotions that set one tag at once: MLflow calls the later a bad request, and its task ended for good."""
+    with pytest.raises(NotPublished, match="submit the same again"), registry_in_reach():
+        raise MlflowException("twice", BAD_REQUEST) from IntegrityError("", {}, Exception())
+    with pytest.raises(InvalidInput, match="for good"), registry_in_reach():
+        raise MlflowException("too long", BAD_REQUEST)
 
 
 def test_a_model_without_one_skops_file_in_reach_is_refused_with_what_helps(
