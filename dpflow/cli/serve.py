@@ -77,7 +77,12 @@ def command(
         import uvicorn
 
         from dpflow.server.app import STOP_SECONDS, create_app
-        from dpflow.server.connections import BoundedConnection, TlsConnection, limit_connections
+        from dpflow.server.connections import (
+            ACCEPTED_AT_ONCE,
+            BoundedConnection,
+            QueueingServer,
+            TlsConnection,
+        )
         from dpflow.server.predictions import open_in_background, open_sessions
         from dpflow.server.principals import Principals
     from dpflow.registry import Registry
@@ -96,7 +101,7 @@ def command(
     # No point is answered before all sessions are charged and learned.
     opened = open_in_background(partial(open_sessions, service, book, registry))
     connection: Any = BoundedConnection if tls is None else partial(TlsConnection, tls)
-    server = uvicorn.Server(
+    server = QueueingServer(
         uvicorn.Config(
             create_app(service, Principals(file, service), opened, book, registry),
             host=host,
@@ -110,8 +115,7 @@ def command(
             ws="none",
             # That of uvloop reads on where TLS has to read first.
             loop="auto" if tls is None else "asyncio",
-            # Accepted at once, so that few are above the limit.
-            backlog=limit_connections() // 2,
+            backlog=ACCEPTED_AT_ONCE,
             # Else a client that never ends its request keeps the process.
             timeout_graceful_shutdown=STOP_SECONDS,
         )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import resource
+import socket
 import ssl
 from typing import Any
 
+import uvicorn
 from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 #: In which the head of a request arrives, from the connection's start or the answer before.
@@ -15,12 +18,25 @@ HEAD_SECONDS = 30
 MAX_HEAD_BYTES = 64 * 1024
 #: Whatever the system allows.
 _MAX_CONNECTIONS = 5000
+#: In one turn of the loop: those of three turns are above the limit before the first of them makes room.
+ACCEPTED_AT_ONCE = 8
 
 
 def limit_connections() -> int:
     """How many clients may be connected: each takes a file descriptor, and half of them are left to sources and ledger."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return _MAX_CONNECTIONS if soft < 0 else min(_MAX_CONNECTIONS, soft // 2)
+
+
+class QueueingServer(uvicorn.Server):
+    """A server that accepts a few connections in each turn, while others wait in the system's queue."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, with a queue of its own length: asyncio takes one number for both."""
+        await super().startup(sockets)
+        for listening in (one for server in self.servers for one in server.sockets):
+            with socket.socket(fileno=os.dup(listening.fileno())) as same:
+                same.listen(_MAX_CONNECTIONS)
 
 
 def _make_room(connections: set[Any]) -> None:
