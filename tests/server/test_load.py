@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import signal
 import socket
 import ssl
 import threading
@@ -193,11 +194,15 @@ def test_strangers_who_send_nothing_keep_nobody_out(tmp_path: Path) -> None:
 
 def test_strangers_who_speak_no_tls_keep_nobody_out(tmp_path: Path) -> None:
     """More connections than the process has file descriptors, which begin no handshake, or half of one, or are no TLS at
-    all: the oldest make room, and the rest is closed soon.
+    all: the oldest make room, and the rest is closed soon. They come in one burst, while the process does something else.
     """
     certificate = write_certificate(tmp_path)
     server = Server(ServiceWorld(tmp_path).file, prelude=FEW, certificate=certificate)
-    idle = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(150)]
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        idle = [socket.create_connection(("127.0.0.1", server.port), 5) for _ in range(150)]
+    finally:
+        server.process.send_signal(signal.SIGCONT)
     for number, connection in enumerate(idle):
         with contextlib.suppress(ConnectionError):
             connection.sendall(
