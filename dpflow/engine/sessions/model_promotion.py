@@ -34,7 +34,7 @@ TAGS = (
 #: What tags say of a version as the champion of one alias, whose name ends the tag's: other gates may judge and promote it,
 #: too.
 _ALIAS_TAGS = (
-    "candidate", "name", "estimator", "submission", "comparison", "replaced", "promoted", "rolled_back",
+    "candidate", "name", "estimator", "submission", "comparison", "replaced", "judge", "promoted", "rolled_back",
 )  # fmt: skip
 #: Of the tag of a model that says what its alias' last champion was: there was none.
 _NONE = "none"
@@ -134,9 +134,10 @@ class Promoter:
             return
         if registered.tags.get(self._tag("last")) != str(version.version):
             self._client.set_registered_model_tag(self.model, self._tag("last"), version.version)
-        if self._tag("promoted") not in version.tags and "dpflow.session" in version.tags:
+        judge = version.tags.get(self._tag("judge"))
+        if self._tag("promoted") not in version.tags and judge is not None:
             self._client.set_model_version_tag(
-                self.model, version.version, self._tag("promoted"), version.tags["dpflow.session"]
+                self.model, version.version, self._tag("promoted"), judge
             )
 
     def _tag(self, name: str) -> str:
@@ -189,6 +190,8 @@ class Promoter:
             **({} if submission.claim is None else {"claim": str(submission.claim)}),
             "estimator": submission.measure,
             "submission": kept.model_dump_json(exclude=here),
+            # The session's own tag becomes that of any other gate which judges this version.
+            "judge": record["session"],
             **record,
         }
         tags = {

@@ -245,6 +245,8 @@ def test_a_promotion_that_was_killed_behind_its_alias_is_finished(
         with pytest.raises(ZeroDivisionError):
             judge(session, loss_of("bad", "0.45"), Promoter("loss", "champion", uri))
     promoter = Promoter("loss", "champion", uri)
+    # Another gate judges it meanwhile.
+    MlflowClient(uri).set_model_version_tag("loss", "1", "dpflow.session", "another")
     assert judge(session, loss_of("good", "0.2"), promoter)["outcome"] == "promoted"
     left = session.remaining()
     again = judge(session, loss_of("bad", "0.45"), promoter)
